@@ -33,16 +33,16 @@ demo: .venv/package
 # A selection over everything: each public name, adapter, promise and conformance case at least once. Minutes.
 # On a device: make test DEVICE=cuda (or mps, xpu) runs the tests that take one.
 test: .venv/installed
-	$(BIN)/python -m pytest $(if $(DEVICE),tests/devices tests/kernels/compiling --device $(DEVICE),-m "not long and not thorough" $(PARALLEL))
+	$(BIN)/python -m pytest $(if $(DEVICE),tests/devices tests/kernels/compiling --device $(DEVICE),-m "not long and not thorough" $(PARALLEL) --durations=15)
 
 # Every test but the long ones, which is also what pytest runs by itself.
 test-all: .venv/installed
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) --durations=15
 
 # Hours in full, and at its end what was tried and how long each part took. A part: make test-long PART=tests/faults/test_k_machines.py
 # RELIVE_A1_LONG=500 and the like (docs/reliability.md) make a part shorter.
 test-long: .venv/installed
-	$(BIN)/python -m pytest -m long -v $(PART)
+	$(BIN)/python -m pytest -m long -v --durations=15 $(PART)
 
 # A gigabyte, a minute and a half: other versions of Triton, for the thorough tests that compile every kernel with each of them.
 tritons: $(TRITONS:%=build/triton/%)
@@ -70,7 +70,7 @@ $(SANITIZERS:%=sanitize-%): sanitize-%: .venv/installed
 # About twelve minutes: for a look, not for claims; the results stay out of git.
 # On a device: make bench DEVICE=cuda times the calls there beside the buffers of others, and writes a page.
 bench: .venv/bench
-	$(BIN)/python -m benchmarks $(if $(DEVICE),--device $(DEVICE),--quick)
+	$(BIN)/python -m $(if $(DEVICE),benchmarks.devices --device $(DEVICE),benchmarks --quick)
 
 # Checks and measures everything on your GPU in under ten minutes; writes relive-gpu-report.md and .json to send back.
 gpu-report: .venv/package

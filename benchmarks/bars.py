@@ -67,7 +67,7 @@ KINDS_OF_BARS: dict[str, Bar] = {
 """Bars of families of cases, whose names begin with "<kind>: "."""
 
 
-def bar_of(case: str) -> Bar | None:
+def find_bar(case: str) -> Bar | None:
     """Return the bar of a case; None without one."""
     return BARS.get(case) or KINDS_OF_BARS.get(case.partition(":")[0])
 

@@ -18,7 +18,6 @@ from .report import Result
 from .suite import Session
 from .timing import Contestant
 
-SUBJECT = "Time steps that are counted beside plain ones."
 STEPS, OBS, ENDS = 500, 17, 20
 
 
@@ -56,19 +55,22 @@ def make_buffer(case: Case, **options: Any) -> Any:
 
 def make_steps(case: Case, *, ends: bool) -> list[tuple[Any, ...]]:
     """Return steps (obs, action, reward, terminated, truncated, next_obs); an episode ends now and then."""
-    rng, lead = np.random.default_rng(0), () if case.num_envs is None else (case.num_envs,)
-    frames = [rng.normal(size=(*lead, OBS)).astype(np.float32) for _ in range(STEPS + 1)]
+    rng, leading_shape = np.random.default_rng(0), () if case.num_envs is None else (case.num_envs,)
+    frames = [rng.normal(size=(*leading_shape, OBS)).astype(np.float32) for _ in range(STEPS + 1)]
     steps = []
     for t in range(STEPS):
-        truncated = np.zeros(lead, bool)
+        truncated = np.zeros(leading_shape, bool)
         if ends and t % ENDS == ENDS - 1:
             truncated[0] = True
-        action, reward = rng.normal(size=(*lead, 6)).astype(np.float32), rng.normal(size=lead).astype(np.float32)
-        steps.append((frames[t], action, reward, np.zeros(lead, bool), truncated, frames[t + 1]))
+        action, reward = (
+            rng.normal(size=(*leading_shape, 6)).astype(np.float32),
+            rng.normal(size=leading_shape).astype(np.float32),
+        )
+        steps.append((frames[t], action, reward, np.zeros(leading_shape, bool), truncated, frames[t + 1]))
     return steps
 
 
-def adding(case: Case, steps: list[tuple[Any, ...]], **options: Any) -> Callable[[], None]:
+def make_add_loop(case: Case, steps: list[tuple[Any, ...]], **options: Any) -> Callable[[], None]:
     """Return a function that adds all steps to an empty rollout or to a replay buffer."""
     buffer = make_buffer(case, **options)
     is_replay = case.buffer is rl.ReplayBuffer
@@ -85,7 +87,7 @@ def adding(case: Case, steps: list[tuple[Any, ...]], **options: Any) -> Callable
     return run
 
 
-def stepping(case: Case, autoreset: str) -> Callable[[], None]:
+def make_step_loop(case: Case, autoreset: str) -> Callable[[], None]:
     """Return a function that adds all steps with `add_step`, as Gymnasium returns them under an autoreset mode."""
     buffer = make_buffer(case, autoreset=autoreset)
     steps = []
@@ -110,13 +112,13 @@ def enter_case(case: Case, _: Sequence[Adapter]) -> tuple[Result, list[Contestan
     """Compare a kind of step with the plain one."""
     steps = make_steps(case, ends=False)
     if case.operation == "same_step":
-        ours, plain = stepping(case, "SAME_STEP"), stepping(case, "NEXT_STEP")
+        ours, plain = make_step_loop(case, "SAME_STEP"), make_step_loop(case, "NEXT_STEP")
     elif case.operation == "lists":
-        ours = adding(case, [tuple(value.tolist() for value in step) for step in steps])
-        plain = adding(case, steps)
+        ours = make_add_loop(case, [tuple(value.tolist() for value in step) for step in steps])
+        plain = make_add_loop(case, steps)
     else:
         counted = {"stats": rl.EpisodeStats(case.num_envs), "norm": {"obs": rl.RunningNorm(OBS)}}
-        ours, plain = adding(case, steps, **counted), adding(case, steps)
+        ours, plain = make_add_loop(case, steps, **counted), make_add_loop(case, steps)
     peer = "relive, NEXT_STEP" if case.operation == "same_step" else "relive, plain"
     contestants = [Contestant("relive", "ours", ours, units=STEPS), Contestant(peer, "peer", plain, units=STEPS)]
     return Result(case.name, []), contestants
@@ -125,7 +127,7 @@ def enter_case(case: Case, _: Sequence[Adapter]) -> tuple[Result, list[Contestan
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
     operations = dict.fromkeys(case.operation for case in CASES)
-    return Session.start("counters", SUBJECT, operations, arguments).time_all(CASES, enter_case)
+    return Session.start("counters", __doc__ or "", operations, arguments).time_all(CASES, enter_case)
 
 
 if __name__ == "__main__":

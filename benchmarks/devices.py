@@ -1,7 +1,7 @@
 """Time the calls of training loops on a device, beside other libraries: `python -m benchmarks.devices`.
 
-A call is timed alone and until the device is done, and in brackets until the host may go on. It is made ready again for
-each round, and the libraries take turns. The table is printed and written as a page.
+Each call is timed alone: until the device is done, and in brackets until the call returns. It is prepared anew for each
+round, and the libraries take turns. The table is printed and written as a page.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from relive import kernels
 
 from . import launch_peers, launches
 from .launch_peers import ACTION, BATCH, CALLS, NUM_ENVS, OBS, STEPS, Calls
-from .suite import _NOBODY as NOBODY
-from .suite import RESULTS, describe, file_name, parser_of
+from .suite import NO_PEERS, RESULTS, describe, file_name, make_parser
 
 ROUNDS, QUICK_ROUNDS = 50, 5
 Times = dict[str, dict[str, tuple[float, float]]]
@@ -59,18 +58,20 @@ def libraries(device: str, fasttd3: Path | None) -> Iterator[Library]:
         yield Library(title, calls)
 
 
-def timed(entrants: Sequence[Library], device: str, rounds: int) -> Times:
+def measure_calls(entrants: Sequence[Library], device: str, rounds: int) -> Times:
     """Return the medians of every call of every library; a failing one is reported and omitted."""
-    wait, rng, found = _waiter(device), np.random.default_rng(0), {}
+    wait, rng, found = _get_synchronize(device), np.random.default_rng(0), {}
     for name in CALLS:
-        samples: dict[str, list[tuple[float, float]]] = {each.title: [] for each in entrants if name in each.calls}
+        samples: dict[str, list[tuple[float, float]]] = {
+            library.title: [] for library in entrants if name in library.calls
+        }
         for _ in range(rounds + 1):
             for place in rng.permutation(len(entrants)):
                 title, calls, inside = entrants[place]
                 if title in samples:
                     try:
                         with inside():
-                            samples[title].append(_one(calls[name](), wait))
+                            samples[title].append(_time_once(calls[name](), wait))
                     except Exception as error:  # a library that breaks must not end the run
                         print(f"{title}: {name}: {type(error).__name__}: {error}")
                         del samples[title]
@@ -79,7 +80,7 @@ def timed(entrants: Sequence[Library], device: str, rounds: int) -> Times:
     return found
 
 
-def _one(call: Callable[[], object], wait: Callable[[], None]) -> tuple[float, float]:
+def _time_once(call: Callable[[], object], wait: Callable[[], None]) -> tuple[float, float]:
     wait()
     start = perf_counter()
     call()
@@ -88,13 +89,13 @@ def _one(call: Callable[[], object], wait: Callable[[], None]) -> tuple[float, f
     return 1e6 * (perf_counter() - start), 1e6 * (returned - start)
 
 
-def _waiter(device: str) -> Callable[[], None]:
+def _get_synchronize(device: str) -> Callable[[], None]:
     module = getattr(torch, torch.device(device).type, None)
     return getattr(module, "synchronize", lambda: None)
 
 
 def table(times: Times) -> Iterator[str]:
-    """Return a table with a row per call."""
+    """Yield the lines of a table with a row per call."""
     titles = list(dict.fromkeys(title for found in times.values() for title in found))
     yield f"| µs | {' | '.join(titles)} |"
     yield "|---|" + "--:|" * len(titles)
@@ -121,7 +122,7 @@ def page(times: Times, device: str, about: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Time every call, print the table, write the page and the results."""
-    parser = parser_of("devices", __doc__ or "")
+    parser = make_parser("devices", __doc__ or "")
     parser.add_argument("--device", default="cuda", help="a torch device (default: cuda)")
     parser.add_argument("--fasttd3", metavar="PATH", type=Path, help="the file fast_td3_utils.py of a clone of FastTD3")
     parser.add_argument("--page", metavar="FILE", type=Path, help=f"where to write the page (default: {RESULTS}/…md)")
@@ -130,9 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(f"devices: {reason}")
         return 2
-    about = describe("devices", NOBODY, options.quick) | {"device": options.device}
+    about = describe("devices", NO_PEERS, options.quick) | {"device": options.device}
     entrants = list(libraries(options.device, options.fasttd3))
-    times = timed(entrants, options.device, QUICK_ROUNDS if options.quick else ROUNDS)
+    times = measure_calls(entrants, options.device, QUICK_ROUNDS if options.quick else ROUNDS)
     path = options.json or RESULTS / file_name("devices", about)
     text, target = page(times, options.device, about), options.page or path.with_suffix(".md")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,8 @@
 """Fill and sample replay memory that does not fit into RAM, beside RAM and beside TorchRL's memory-mapped storage.
 
 Run it as `python -m benchmarks.disk [--quick] [--gib 4] [--limit-gib 1] [--folder PATH] [--json PATH]`. Every
-contestant runs in a process of its own: with so little memory, page cache included, and again with as much as there is
-(cached). TorchRL is left out where it is not installed. A transition is two frames of 84 × 84
-bytes, an action, a reward and the flags.
+contestant runs in a new process: with a memory limit, which counts the page cache too, and without a limit ("cached").
+TorchRL is skipped if it is not installed. A transition is two frames of 84 × 84 bytes, an action, a reward and flags.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ import torch
 import relive as rl
 
 from . import machine
-from .limit import limited
+from .limit import limit_memory
 from .report import Result
-from .suite import Session, parser_of
-from .timing import Role, measured
+from .suite import Session, make_parser
+from .timing import Role, make_timing
 
-SUBJECT = "Fill and sample replay memory on disk, beside RAM and beside TorchRL's memory-mapped storage."
 FRAME = 84 * 84
 BLOCK = 512
 BATCHES = (32, 256)
@@ -50,10 +48,9 @@ class Figures:
     stored_gib: float
     limit_gib: float | None
     peak_gib: float | None
-    """Peak memory in bytes, page cache included."""
+    """Peak memory in GiB, page cache included."""
     seconds: dict[str, list[float]]
-    """A transition, by what was done: fill (into new memory), refill (over rows that are there already, and long out of
-    memory), sample."""
+    """Seconds per transition in each repetition, by operation: fill new memory, refill old rows, sample."""
     wrong: int
     """Number of sampled transitions that differ from the added ones."""
 
@@ -79,27 +76,27 @@ def measure(
     extend: Callable[[dict[str, Any]], object], sample: Callable[[int], tuple[Any, Any, Any]], count: int
 ) -> dict[str, Any]:
     """Fill twice, then sample; `sample` returns frames, actions and next frames."""
-    taken: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     for lap, name in enumerate(("fill", "refill")):
-        blocks_of = []
+        block_seconds = []
         for block in blocks(lap * count, count):
             start = perf_counter()
             extend(block)
-            blocks_of.append((perf_counter() - start) / BLOCK)
-        taken[name] = [float(np.mean(piece)) for piece in np.array_split(blocks_of, PIECES) if len(piece)]
+            block_seconds.append((perf_counter() - start) / BLOCK)
+        seconds[name] = [float(np.mean(piece)) for piece in np.array_split(block_seconds, PIECES) if len(piece)]
     wrong = 0
     for size in BATCHES:
         for _ in range(3):
             sample(size)
-        taken[f"sample {size}"] = [_seconds_a_row(sample, size) for _ in range(PIECES)]
+        seconds[f"sample {size}"] = [_measure_seconds_per_row(sample, size) for _ in range(PIECES)]
         obs, action, following = sample(size)
         for frame, number in ((obs, action), (following, action + 1)):
             found = np.ascontiguousarray(frame.reshape(size, -1)[:, :8].numpy()).view(np.int64)[:, 0]
             wrong += int((found != number.numpy()).sum())
-    return {"seconds": taken, "wrong": wrong}
+    return {"seconds": seconds, "wrong": wrong}
 
 
-def _seconds_a_row(sample: Callable[[int], object], size: int) -> float:
+def _measure_seconds_per_row(sample: Callable[[int], object], size: int) -> float:
     rows, start = 0, perf_counter()
     while perf_counter() - start < 0.5:
         sample(size)
@@ -165,23 +162,23 @@ CONTESTANTS = {
 def run(name: str, count: int, folder: str, limit: float) -> Figures:
     """Run one contestant in this process."""
     torch.set_num_threads(1)
-    who = CONTESTANTS[name]
-    with limited(int(limit * 2**30)) if who.is_limited and limit else nullcontext() as group:
-        stored, figures = who.run(count, folder if who.in_folder else None)
+    contestant = CONTESTANTS[name]
+    with limit_memory(int(limit * 2**30)) if contestant.is_limited and limit else nullcontext() as group:
+        stored, figures = contestant.run(count, folder if contestant.in_folder else None)
         peak = None if group is None else group.peak_bytes / 2**30
     return Figures(name, count, stored, None if group is None else limit, peak, **figures)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all contestants, print a table, write the file."""
-    parser = parser_of("disk", SUBJECT)
+    parser = make_parser("disk", __doc__ or "")
     parser.add_argument("--gib", type=float, help="of frames that relive stores (default: 4, quick 0.25)")
     parser.add_argument("--limit-gib", type=float, help="of memory for those that store in a folder (default: 1)")
     parser.add_argument("--folder", type=Path, help="on which disk (default: the system's temporary folder)")
     options = parser.parse_args(arguments)
-    session = Session.of("disk", options)
-    session.about["peers"] = {name: machine.version_of(name) for name in ("relive", "torchrl")}
-    limit = options.limit_gib or (0.0 if options.quick else 1.0)  # this little data fits in any memory
+    session = Session.create("disk", options)
+    session.about["peers"] = {name: machine.installed_version(name) for name in ("relive", "torchrl")}
+    limit = options.limit_gib or (0.0 if options.quick else 1.0)  # so little data fits in any memory
     count = int((options.gib or (0.25 if options.quick else 4.0)) * 2**30) // FRAME // BLOCK * BLOCK
     done: list[Figures] = []
     with TemporaryDirectory(dir=options.folder) as root:
@@ -193,23 +190,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except (ImportError, OSError) as error:
                     session.console.print(f"[yellow]missing[/yellow] {name}: {error}")
             shutil.rmtree(folder, ignore_errors=True)
-    return session.finish([session.judged(result) for result in results(done)], figures=[asdict(one) for one in done])
+    return session.finish(
+        [session.compare(result) for result in make_results(done)], figures=[asdict(one) for one in done]
+    )
 
 
-def results(done: list[Figures]) -> list[Result]:
+def make_results(done: list[Figures]) -> list[Result]:
     """Return a case per operation, with little and with enough memory; RAM is the physical limit."""
-    found = []
-    for kind, of_kind in (("with little memory", [f for f in done if f.limit_gib]), ("cached", _cached(done))):
-        for action in ("fill", "refill", *(f"sample {size}" for size in BATCHES)) if of_kind else ():
+    results = []
+    for kind, figures in (("with little memory", [f for f in done if f.limit_gib]), ("cached", _cached(done))):
+        for action in ("fill", "refill", *(f"sample {size}" for size in BATCHES)) if figures else ():
             result = Result(f"disk {kind}: {action}", [])
-            for one in of_kind:
+            for one in figures:
                 seconds, name = one.seconds[action], one.contestant.removesuffix(", cached")
                 if one.wrong:
                     result.refused[name] = f"{one.wrong} sampled transitions were never added"
                 else:
-                    result.timings.append(measured(name, _role(name), seconds))
-            found.append(result)
-    return found
+                    result.timings.append(make_timing(name, _role(name), seconds))
+            results.append(result)
+    return results
 
 
 def _cached(done: list[Figures]) -> list[Figures]:

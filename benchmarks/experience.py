@@ -70,7 +70,7 @@ class Experience:
             steps.append(step)
         return steps
 
-    def row_of(self, obs: Array) -> Array:
+    def find_rows(self, obs: Array) -> Array:
         """Return the rows [B] of observations [B, …]; −1 for an unknown observation."""
         rows = np.full(len(self.frames) + 1, -1)
         rows[self.place] = np.arange(len(self))
@@ -96,7 +96,7 @@ class Experience:
 
 
 def make_experience(shape: ReplayShape, num_steps: int, seed: int, truncated_share: float = 0.0) -> Experience:
-    """Random transitions in episodes of about 200 steps, the last one ended; a share of the ends is truncated."""
+    """Return random transitions in ended episodes of about 200 steps; a share of the ends is truncated."""
     rng = np.random.default_rng(seed)
     ended = np.stack([_ends(num_steps, rng) for _ in range(shape.num_envs)], axis=1)
     truncated = ended & (rng.random(ended.shape) < truncated_share)

@@ -1,7 +1,7 @@
 """Host time of calls on a GPU, beside FastTD3's buffer: `python -m benchmarks.host_time --fasttd3 PATH`.
 
-No GPU is needed: Triton's own JIT, compiler and launcher run over a driver that takes launches and runs nothing (a C
-compiler builds it), and tensors of the host stand for a device's. FastTD3's torch operations do their small copies on
+No GPU is needed: Triton's own JIT, compiler and launcher use a driver that accepts launches and runs nothing (built by
+a C compiler), and CPU tensors stand for device tensors. FastTD3's torch operations do their small copies on
 the host meanwhile, so only the columns of one run can be compared. It also counts what new sizes compile.
 """
 
@@ -23,7 +23,7 @@ ENVS, ROWS, ROUNDS, CALLS = 64, 64, 40, 100
 Calls = dict[str, Callable[[], object]]
 
 
-def drive() -> None:
+def install_stub_driver() -> None:
     """Install a fake GPU driver for Triton, which must not have been imported before."""
     spec = find_spec("triton")
     if spec is None or spec.origin is None:
@@ -54,7 +54,7 @@ def drive() -> None:
     driver.set_active(Stub())
 
 
-def ours(replay: Any, prioritized: Any) -> Calls:
+def relive_calls(replay: Any, prioritized: Any) -> Calls:
     """Return the calls of relive."""
     import torch
 
@@ -79,7 +79,7 @@ def ours(replay: Any, prioritized: Any) -> Calls:
     }
 
 
-def theirs(path: Path) -> Calls:
+def fasttd3_calls(path: Path) -> Calls:
     """Return the calls of FastTD3 on a full buffer."""
     from . import launch_peers
 
@@ -89,7 +89,7 @@ def theirs(path: Path) -> Calls:
     return {name: calls[original]() for name, original in names.items()}
 
 
-def timed(contestants: dict[str, Calls]) -> dict[tuple[str, str], float]:
+def measure_calls(contestants: dict[str, Calls]) -> dict[tuple[str, str], float]:
     """Return the lower quartile of each call in µs of CPU time; the calls take turns."""
     samples: dict[tuple[str, str], list[float]] = {
         (title, name): [] for title, calls in contestants.items() for name in calls
@@ -113,7 +113,7 @@ def compiled_for_new_sizes(replay: Any, prioritized: Any) -> dict[str, int]:
     import relive as rl
 
     names: list[str] = []
-    knobs.runtime.jit_post_compile_hook = lambda **told: names.append(told["fn"].name)
+    knobs.runtime.jit_post_compile_hook = lambda **event: names.append(event["fn"].name)
     sizes: dict[str, Callable[[int], object]] = {
         "sample": replay.sample,
         "3-step sample": lambda size: replay.sample(size, rl.NStep(3, 0.99)),
@@ -137,20 +137,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_time", description=__doc__)
     parser.add_argument("--fasttd3", metavar="PATH", type=Path, help="the file fast_td3_utils.py of a clone of FastTD3")
     options = parser.parse_args(arguments)
-    drive()
+    install_stub_driver()
     import torch
 
     import relive as rl
 
     torch.set_num_threads(1)
-    contestants = {"FastTD3": theirs(options.fasttd3)} if options.fasttd3 else {}
+    contestants = {"FastTD3": fasttd3_calls(options.fasttd3)} if options.fasttd3 else {}
     with rl.kernels.force("triton"):
         buffers = [
             rl.ReplayBuffer(ROWS * ENVS, 48, 12, num_envs=ENVS, sampler=sampler, seed=0)
             for sampler in (None, rl.Prioritized())
         ]
-        contestants["relive"] = ours(*buffers)
-        found = timed(contestants)
+        contestants["relive"] = relive_calls(*buffers)
+        found = measure_calls(contestants)
         counts = compiled_for_new_sizes(*buffers)
     print("| host µs | relive | FastTD3 | ratio |\n|---|--:|--:|--:|")
     for name in contestants["relive"]:

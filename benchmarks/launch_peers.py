@@ -25,17 +25,17 @@ Calls = Mapping[str, Callable[[], Callable[[], object]]]
 
 
 def transition(device: str) -> dict[str, torch.Tensor]:
-    """One step of all environments for a replay buffer."""
+    """Return one step of all environments for a replay buffer."""
     return step(device) | {"next_obs": torch.zeros(NUM_ENVS, OBS, device=device)}
 
 
 def rollout_step(device: str) -> dict[str, torch.Tensor]:
-    """One step of all environments for a rollout."""
+    """Return one step of all environments for a rollout."""
     return step(device) | {name: torch.zeros(NUM_ENVS, device=device) for name in ("value", "log_prob")}
 
 
 def step(device: str) -> dict[str, torch.Tensor]:
-    """Base of both contestants."""
+    """Return the fields that both kinds of steps have."""
     shapes = {"obs": (NUM_ENVS, OBS), "action": (NUM_ENVS, ACTION), "reward": (NUM_ENVS,)}
     flags = {name: torch.zeros(NUM_ENVS, dtype=torch.bool, device=device) for name in ("terminated", "truncated")}
     return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()} | flags

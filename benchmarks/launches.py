@@ -81,20 +81,20 @@ class Launches(TorchDispatchMode):
 def _waits(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool:
     if any(word in name for word in WAITING):
         return True
-    tensors = [each for each in _flat((args, kwargs)) if isinstance(each, torch.Tensor)]
+    tensors = [each for each in _flatten((args, kwargs)) if isinstance(each, torch.Tensor)]
     if name.startswith(("aten.index.", "aten.index_put", "aten._index_put")):  # indexing by flags counts them first
-        indices = [each for each in _flat(args[1]) if isinstance(each, torch.Tensor)]
+        indices = [each for each in _flatten(args[1]) if isinstance(each, torch.Tensor)]
         return any(each.dtype in (torch.bool, torch.uint8) for each in indices)
     copies = isinstance(result, torch.Tensor) and name.startswith(("aten._to_copy", "aten.copy", "aten._foreach_copy"))
     return copies and len({each.device for each in (*tensors, result)}) > 1
 
 
-def _flat(arguments: Any) -> Iterator[Any]:
+def _flatten(arguments: Any) -> Iterator[Any]:
     if isinstance(arguments, Mapping):
         arguments = arguments.values()
     if isinstance(arguments, (tuple, list, type({}.values()))):
         for each in arguments:
-            yield from _flat(each)
+            yield from _flatten(each)
     else:
         yield arguments
 
@@ -118,8 +118,8 @@ def _counted_grids(names: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _interpreted() -> Iterator[None]:
-    """Triton's interpreter without its emulation of overflows, which takes most of its time."""
+def _fast_interpreter() -> Iterator[None]:
+    """Use Triton's interpreter without its slow emulation of overflows."""
     from triton.runtime import interpreter
 
     options = interpreter.InterpreterOptions(sanitize_overflow=False)
@@ -128,18 +128,18 @@ def _interpreted() -> Iterator[None]:
 
 
 def ours(device: str) -> Calls:
-    """Yield every call of relive, each prepared before it is counted."""
+    """Return every call of relive by name; each is prepared before it is counted."""
     return {
-        "replay add": lambda: _adding(_replay(device)),
-        "replay add, prioritized": lambda: _adding(_replay(device, rl.Prioritized())),
-        "uniform sample after a write": lambda: _sampling(_replay(device), rl.Transition()),
-        "3-step sample": lambda: _sampling(_replay(device), rl.NStep(3, 0.99)),
-        "sequences of 16": lambda: _sampling(_replay(device), rl.Sequence(16)),
-        "the same with burn-in, across episodes": lambda: _sampling(_replay(device), rl.Sequence(16, 8, True)),
-        "prioritized draw and update": lambda: _prioritizing(_replay(device, rl.Prioritized())),
-        "GAE of 24 steps": lambda: _estimating(device),
-        "minibatch of a rollout": lambda: _taking_one(_rollout(device).minibatches(BATCH, epochs=2)),
-        "rollout add": lambda: _storing(_rollout(device, full=False), device),
+        "replay add": lambda: _prepare_add(_replay(device)),
+        "replay add, prioritized": lambda: _prepare_add(_replay(device, rl.Prioritized())),
+        "uniform sample after a write": lambda: _prepare_sample(_replay(device), rl.Transition()),
+        "3-step sample": lambda: _prepare_sample(_replay(device), rl.NStep(3, 0.99)),
+        "sequences of 16": lambda: _prepare_sample(_replay(device), rl.Sequence(16)),
+        "the same with burn-in, across episodes": lambda: _prepare_sample(_replay(device), rl.Sequence(16, 8, True)),
+        "prioritized draw and update": lambda: _prepare_prioritized_update(_replay(device, rl.Prioritized())),
+        "GAE of 24 steps": lambda: _prepare_gae(device),
+        "minibatch of a rollout": lambda: _prepare_minibatch(_rollout(device).minibatches(BATCH, epochs=2)),
+        "rollout add": lambda: _prepare_rollout_add(_rollout(device, full=False), device),
     }
 
 
@@ -158,23 +158,23 @@ def _replay(device: str, sampler: Any = None) -> rl.ReplayBuffer:
     return replay
 
 
-def _adding(replay: rl.ReplayBuffer) -> Callable[[], object]:
+def _prepare_add(replay: rl.ReplayBuffer) -> Callable[[], object]:
     step = transition(str(replay.device))
     return lambda: replay.add(**step)
 
 
-def _sampling(replay: rl.ReplayBuffer, view: Any) -> Callable[[], object]:
+def _prepare_sample(replay: rl.ReplayBuffer, view: Any) -> Callable[[], object]:
     replay.sample(BATCH, view)
     replay.add(**transition(str(replay.device)))
     return lambda: replay.sample(BATCH, view)
 
 
-def _prioritizing(replay: rl.ReplayBuffer) -> Callable[[], object]:
+def _prepare_prioritized_update(replay: rl.ReplayBuffer) -> Callable[[], object]:
     priority = torch.ones(BATCH, device=replay.device)
     return lambda: replay.update_priority(replay.sample(BATCH)["index"], priority)
 
 
-def _estimating(device: str) -> Callable[[], object]:
+def _prepare_gae(device: str) -> Callable[[], object]:
     numbers = [torch.zeros(STEPS, NUM_ENVS, device=device) for _ in range(3)]
     flags = [torch.zeros(STEPS, NUM_ENVS, dtype=torch.bool, device=device) for _ in range(2)]
     return lambda: rl.gae(*numbers, *flags, gamma=0.99, lam=0.95)
@@ -190,12 +190,12 @@ def _rollout(device: str, *, full: bool = True) -> rl.RolloutBuffer:
     return rollout
 
 
-def _storing(rollout: rl.RolloutBuffer, device: str) -> Callable[[], object]:
+def _prepare_rollout_add(rollout: rl.RolloutBuffer, device: str) -> Callable[[], object]:
     step = rollout_step(device)
     return lambda: rollout.add(**step)
 
 
-def _taking_one(batches: Iterator[Any]) -> Callable[[], object]:
+def _prepare_minibatch(batches: Iterator[Any]) -> Callable[[], object]:
     next(batches)  # an epoch is shuffled when it starts
     return lambda: next(batches)
 
@@ -217,16 +217,16 @@ def of_ours(backend: Literal["torch", "triton"], device: str) -> dict[str, str]:
     unseeded: AbstractContextManager[Any] = nullcontext()
     if device == "meta":
         unseeded = patch.object(Randomness, "generator", lambda *_: None)
-    quick = _interpreted() if backend == "triton" else nullcontext()
+    quick = _fast_interpreter() if backend == "triton" else nullcontext()
     with kernels.force(backend), quick, unseeded:
         found = counted(ours(device))
     for name, launches in found.items():
         if launches.waits:
             raise SystemExit(f"{name} with {backend} kernels waits for its device: {', '.join(launches.waits)}")
-    return _told(found)
+    return _format_counts(found)
 
 
-def _told(found: Mapping[str, Launches]) -> dict[str, str]:
+def _format_counts(found: Mapping[str, Launches]) -> dict[str, str]:
     return {name: str(len(one.names)) + _with_waits(len(one.waits)) for name, one in found.items()}
 
 
@@ -242,11 +242,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
     kept["relive, torch ops"] = of_ours("torch", "meta")
-    of_ours("torch", "cpu")  # for the error of a missing device
+    of_ours("torch", "cpu")  # raises if a call waits on CPU tensors
     if find_spec("triton") is not None and not torch.cuda.is_available():
         kept["relive, Triton"] = of_ours("triton", "cpu")
     for title, calls in launch_peers.installed_peers(options.fasttd3):
-        kept[title] = _told(counted(calls))
+        kept[title] = _format_counts(counted(calls))
     options.json.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name in CALLS:
         print(name, {title: counts.get(name, "–") for title, counts in kept.items()})

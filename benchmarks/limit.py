@@ -13,36 +13,36 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limit:
-    """A new control group below that of this process; it counts the page cache too."""
+    """A new control group below the group of this process; it counts the page cache too."""
 
     folder: Path
-    most: str
-    peak: str
+    limit_file: str
+    peak_file: str
 
     @property
     def peak_bytes(self) -> int:
         """Peak memory in bytes."""
-        return int((self.folder / self.peak).read_text())
+        return int((self.folder / self.peak_file).read_text())
 
 
 @contextmanager
-def limited(nbytes: int) -> Iterator[Limit]:
+def limit_memory(nbytes: int) -> Iterator[Limit]:
     """Run the body with at most `nbytes` of memory; raises an OSError if the machine does not allow it."""
-    home, names = _home()
-    limit = Limit(home / f"relive-{os.getpid()}", *names)
+    group, names = _find_group()
+    limit = Limit(group / f"relive-{os.getpid()}", *names)
     limit.folder.mkdir()
     try:
-        (limit.folder / limit.most).write_text(str(nbytes))
+        (limit.folder / limit.limit_file).write_text(str(nbytes))
         (limit.folder / "cgroup.procs").write_text(str(os.getpid()))
         try:
             yield limit
         finally:
-            (home / "cgroup.procs").write_text(str(os.getpid()))
+            (group / "cgroup.procs").write_text(str(os.getpid()))
     finally:
         limit.folder.rmdir()
 
 
-def _home() -> tuple[Path, tuple[str, str]]:
+def _find_group() -> tuple[Path, tuple[str, str]]:
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     for _, controllers, path in lines:
         if "memory" in controllers.split(","):

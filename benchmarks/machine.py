@@ -15,7 +15,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", 
 
 
 def describe() -> dict[str, Any]:
-    """Processor, system, versions and thread counts; nothing that names a host or a user."""
+    """Return processor, system, versions and thread counts, without names of host or user."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -23,7 +23,7 @@ def describe() -> dict[str, Any]:
         "busy": is_busy(),
         "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
-        "versions": {name: version_of(name) for name in ("torch", "numpy", "tensordict", "gymnasium", "numba")},
+        "versions": {name: installed_version(name) for name in ("torch", "numpy", "tensordict", "gymnasium", "numba")},
         "torch_threads": torch.get_num_threads(),
         "torch_interop_threads": torch.get_num_interop_threads(),
         "thread_variables": {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
@@ -31,7 +31,7 @@ def describe() -> dict[str, Any]:
 
 
 def is_busy() -> bool:
-    """Whether other processes use a quarter of the cores, measured for a second in which this process is idle.
+    """Whether other processes use a quarter of the cores, measured for a second while this process is idle.
 
     A parallel torch operation waits for its slowest thread, and on a core that is shared it waits for the scheduler:
     peers were seen a hundred times slower than on an idle machine.
@@ -53,8 +53,8 @@ def _idle_and_all() -> tuple[int, int] | None:
     return ticks[3] + ticks[4], sum(ticks[:8])  # idle and waiting for a disk; guests are counted in user time
 
 
-def version_of(distribution: str) -> str | None:
-    """The version of an installed package, or None."""
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:

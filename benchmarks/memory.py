@@ -22,7 +22,7 @@ from relive_conformance.adapters import Adapter, NotOffered, Replay, ReplayShape
 from .bars import BYTES_PER_TRANSITION
 from .experience import make_experience
 from .replay import ATARI, ROBOT
-from .suite import Session, role_of
+from .suite import Session, get_role
 from .timing import Role
 from .verify_replay import check_transitions, fill
 
@@ -43,7 +43,7 @@ class Bytes:
     resident: float | None
     """Growth of the process while the buffer was filled, in bytes; None if the system does not report it."""
     wrong: str | None
-    """Difference between output and input."""
+    """Difference between a sampled and the stored transition; None if there is none."""
 
     @property
     def figure(self) -> float | None:
@@ -101,7 +101,7 @@ def _resident() -> int | None:
 
 
 def print_memory(results: Iterable[MemoryResult], console: Console) -> None:
-    """One table of all shapes."""
+    """Print one table of all shapes."""
     table = Table("case", "library", title="bytes per transition")
     for heading in ("held", "process grew by", "bar", "met"):
         table.add_column(heading, justify="right")
@@ -128,17 +128,17 @@ def _number(value: float | None) -> str:
 
 
 def entrants(peers: Sequence[Adapter]) -> list[tuple[str, Role, Make]]:
-    """Yield every library, with and without the settings that save memory."""
+    """Return every library, with and without the settings that save memory."""
     found: list[tuple[str, Role, Make]] = []
     for peer in peers:
         forms = {peer.name: peer.replay} if peer.replay else {}
         forms |= {f"{peer.name}, {settings}": make for settings, make in peer.replay_saving.items()}
-        found.extend((name, role_of(peer), make) for name, make in forms.items())
+        found.extend((name, get_role(peer), make) for name, make in forms.items())
     return found
 
 
 def memory_json(results: Iterable[MemoryResult]) -> dict[str, Any]:
-    """The results as data for a file."""
+    """Return the results as data for a file."""
     return {
         result.case: {
             "bar": BYTES_PER_TRANSITION[result.case],
@@ -151,13 +151,13 @@ def memory_json(results: Iterable[MemoryResult]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fill a buffer of every library."""
-    session = Session.start("memory", "Measure how many bytes a stored transition costs.", SHAPES, arguments)
+    session = Session.start("memory", __doc__ or "", SHAPES, arguments)
     results = []
-    for name in session.operations:
+    for name in session.options.only:
         shape = SHAPES[name]
         shape = shape._replace(capacity=min(shape.capacity, 10**5 if session.options.quick else 10**6))
         with session.console.status(name):
-            results.append(measure_memory(f"memory {name}", shape, entrants(session.found.adapters)))
+            results.append(measure_memory(f"memory {name}", shape, entrants(session.discovery.adapters)))
     print_memory(results, session.console)
     return session.finish([], memory=memory_json(results))
 

@@ -12,16 +12,14 @@ import torch
 
 from relive_conformance.adapters import Adapter, Epoch, NotOffered, RolloutShape
 
-from .memcpy import memcpy_of
 from .report import Result
 from .rollouts import RolloutData, make_rollout, reference_gae
 from .suite import Session, contestant, enter, refuse
-from .timing import Contestant
+from .timing import Contestant, make_memcpy
 from .verify import check_epoch, check_gae, check_rollout, fill
 
 GAMMA, LAM = 0.99, 0.95
 EPOCHS_PER_CYCLE = 4
-SUBJECT = "Time the on-policy operations beside the peers."
 
 
 @dataclass(frozen=True)
@@ -125,19 +123,21 @@ def _two(data: RolloutData) -> tuple[RolloutData, RolloutData]:
     return make_rollout(data.shape, seed=1), data
 
 
-def limit_of(case: Case, data: RolloutData) -> Contestant:
-    """A copy of the bytes that must move: steps that are stored, rows that are handed out, and for advantages half of
-    (what is read + what is written), since a copy reads and writes."""
+def make_limit(case: Case, data: RolloutData) -> Contestant:
+    """Return a memcpy of the bytes that an operation must move.
+
+    For advantages half of the bytes read and written: a copy does both.
+    """
     trajectory = data.trajectory
     read = sum(getattr(trajectory, name).nbytes for name in trajectory.__dataclass_fields__)
     rows = case.shape.num_steps * case.shape.num_envs
-    moved = {
+    nbytes = {
         "add": sum(getattr(step, field.name).nbytes for step in data.steps for field in fields(step)),
         "gae": (read + 2 * trajectory.reward.nbytes) // 2,
         "epoch": 4 * rows * (case.shape.obs_dim + case.shape.action_dim + 4),
     }
-    moved["cycle"] = moved["add"] + moved["gae"] + EPOCHS_PER_CYCLE * moved["epoch"]
-    return memcpy_of(moved[case.operation], len(data.steps) if case.operation == "add" else 1)
+    nbytes["cycle"] = nbytes["add"] + nbytes["gae"] + EPOCHS_PER_CYCLE * nbytes["epoch"]
+    return make_memcpy(nbytes[case.operation], len(data.steps) if case.operation == "add" else 1)
 
 
 ENTER = {"add": enter_add, "gae": enter_gae, "epoch": enter_epoch, "cycle": enter_cycle}
@@ -155,12 +155,12 @@ def enter_case(case: Case, peers: Sequence[Adapter]) -> tuple[Result, list[Conte
     """Check every peer; those that pass are timed."""
     data = make_rollout(case.shape, seed=0)
     result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
-    return result, [*contestants, limit_of(case, data)]
+    return result, [*contestants, make_limit(case, data)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
-    session = Session.start("on_policy", SUBJECT, ENTER, arguments)
+    session = Session.start("on_policy", __doc__ or "", ENTER, arguments)
     return session.time_all(CASES, enter_case)
 
 

@@ -82,7 +82,7 @@ def _section(suite: str, run: dict[str, Any], images: Path | None) -> Iterator[s
 
 
 def about(run: Mapping[str, Any]) -> str:
-    """Yield date, machine, versions and threads."""
+    """Return date, machine, versions and threads."""
     machine = run["machine"]
     versions = {**machine.get("versions", {}), **{k: v for k, v in run.get("peers", {}).items() if k != "relive"}}
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
@@ -95,7 +95,7 @@ def about(run: Mapping[str, Any]) -> str:
 
 
 def table(run: Mapping[str, Any]) -> str:
-    """Yield a line per contestant of each case."""
+    """Return a table with a line per contestant of each case."""
     headings = ("case", "library", "median", "p10–p90", "× fastest peer", "× limit", "bar", "met")
     lines = [f"| {' | '.join(headings)} |", "|---|---|---:|---:|---:|---:|---:|---|"]
     for case, found in run["cases"].items():
@@ -119,7 +119,7 @@ def _line(case: str, name: str, timing: Mapping[str, Any], bar: Mapping[str, Any
 
 
 def memory_table(run: Mapping[str, Any]) -> str:
-    """Yield a line per library and shape."""
+    """Return a table with a line per library and shape."""
     lines = [
         "| case | library | bytes held | process growth | bar | met | wrong results |",
         "|---|---|---:|---:|---:|---|---|",

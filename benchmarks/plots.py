@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .memcpy import NAME as MEMCPY
+from .timing import MEMCPY
 
 OURS, PEER, LIMIT = "#c1272d", "#8fa3b5", "#222222"
 COLOURS = {
@@ -32,7 +32,7 @@ AXES = {"T": "steps T", "N": "environments N", "batch": "batch size", "capacity"
 
 
 def bars(cases: Mapping[str, Any], path: Path) -> None:
-    """A group of horizontal bars for each case, fastest on top; the limit is a dashed line through its group.
+    """Draw a group of horizontal bars for each case, fastest on top; the limit is a dashed line through its group.
 
     Cases with only one contestant are shown only if there are no others.
     """
@@ -47,7 +47,7 @@ def bars(cases: Mapping[str, Any], path: Path) -> None:
         ratios = [heights[names.index(name)] for name in group]
         inner = grid[column].subgridspec(len(group), 1, height_ratios=ratios, hspace=1.2 / (sum(ratios) / len(ratios)))
         for row, name in enumerate(group):
-            _bars_of(figure.add_subplot(inner[row]), name, cases[name])
+            _draw_case(figure.add_subplot(inner[row]), name, cases[name])
     _save(figure, path)
 
 
@@ -66,7 +66,7 @@ def _contestants(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: timing for name, timing in ordered if timing["role"] != "limit"}
 
 
-def _bars_of(axes: Any, case: str, found: Mapping[str, Any]) -> None:
+def _draw_case(axes: Any, case: str, found: Mapping[str, Any]) -> None:
     shown = _contestants(found)
     medians = [timing["median_us"] for timing in shown.values()]
     spread = [
@@ -98,9 +98,9 @@ def _bars_of(axes: Any, case: str, found: Mapping[str, Any]) -> None:
 
 def duration(micros: float) -> str:
     """Format a duration with a suitable unit."""
-    for least, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
-        if micros >= least:
-            number = micros / least
+    for minimum, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
+        if micros >= minimum:
+            number = micros / minimum
             return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
     return f"{micros * 1e3:.3g} ns"
 

@@ -1,8 +1,8 @@
 """Updates per second of a learner that samples its own batches, and of one that uses `rl.prefetch`.
 
 Run it as `python -m benchmarks.prefetch [--quick] [--only obs(17)] [--json PATH]`. A learner is a DQN update: Q of a
-network, the target of another, Huber loss, Adam. Sampling beside it takes a core: where there is only one, or where
-torch uses all of them, prefetching gains nothing or costs something, and the figures say so.
+network, the target of another, Huber loss, Adam. The sampling thread needs a
+core: with one core, or if torch uses all of them, prefetching gains nothing or costs time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from .report import Result
 from .suite import Session
 from .timing import Contestant
 
-SUBJECT = "Count the updates a second of a learner with and without prefetching."
 ACTIONS, GAMMA = 4, 0.99
 UPDATES = 20
 """Updates per sample, enough for the thread to start."""
@@ -65,15 +64,15 @@ class Learner:
         """Make one step of gradient descent."""
         obs, next_obs = (batch[name].float() for name in ("obs", "next_obs"))
         with torch.no_grad():
-            goes_on = (~batch["terminated"]).float()
-            target = batch["reward"] + GAMMA * goes_on * self._target(next_obs).amax(1)
+            continues = (~batch["terminated"]).float()
+            target = batch["reward"] + GAMMA * continues * self._target(next_obs).amax(1)
         chosen = self._q(obs).gather(1, batch["action"][:, None]).squeeze(1)
         self._adam.zero_grad()
         nn.functional.smooth_l1_loss(chosen, target).backward()
         self._adam.step()
 
 
-def filled(task: Task) -> rl.ReplayBuffer:
+def make_buffer(task: Task) -> rl.ReplayBuffer:
     """Return a full buffer of noise."""
     replay = rl.ReplayBuffer(task.capacity, rl.Field(task.obs, task.dtype), rl.Field((), torch.int64), seed=0)
     random, block = torch.Generator().manual_seed(0), 1000
@@ -117,17 +116,17 @@ def contestants(task: Task, replay: rl.ReplayBuffer, batches: Iterator[Any]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Both tasks with all threads and with one: prefetching needs a core that the learner does not use."""
-    session = Session.start("prefetch", SUBJECT, TASKS, arguments)
-    judged, threads = [], torch.get_num_threads()
-    for name in session.operations:
-        replay = filled(TASKS[name])
+    session = Session.start("prefetch", __doc__ or "", TASKS, arguments)
+    outcomes, threads = [], torch.get_num_threads()
+    for name in session.options.only:
+        replay = make_buffer(TASKS[name])
         for count in sorted({1, threads}):
             torch.set_num_threads(count)
             case = f"prefetch: an update of a DQN, {name}, {count} torch thread{'s' * (count > 1)}"
             with session.console.status(case), closing(rl.prefetch(replay, TASKS[name].batch_size)) as batches:
-                judged.append(session.time((Result(case, []), contestants(TASKS[name], replay, batches))))
+                outcomes.append(session.time((Result(case, []), contestants(TASKS[name], replay, batches))))
     torch.set_num_threads(threads)
-    return session.finish(judged)
+    return session.finish(outcomes)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from relive.replay.samplers import Sampler
 
 from . import machine
 from .report import Result
-from .suite import Session, parser_of
-from .timing import measured
+from .suite import Session, make_parser
+from .timing import make_timing
 
 KINDS = {
     "obs(17)": {"obs": (17,), "dtype": np.float32, "capacity": 100_000, "batch": 256},
@@ -30,10 +30,9 @@ KINDS = {
 }
 CROWDS = [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2), (0, 4), (1, 1), (2, 2), (4, 4)]
 """Numbers of writers and samplers."""
-MOST = 4
+MAX_WORKERS = 4
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["relive"])
-SUBJECT = "Count what writers and samplers of one replay buffer get through at once."
 
 
 class Entrant(Protocol):
@@ -56,7 +55,7 @@ class Entrant(Protocol):
         ...
 
 
-def step_of(kind: str) -> dict[str, np.ndarray]:
+def make_step(kind: str) -> dict[str, np.ndarray]:
     """Return one step of one environment [1, …]."""
     random, settings = np.random.default_rng(0), KINDS[kind]
     obs = random.integers(0, 255, (2, 1, *settings["obs"])).astype(settings["dtype"])
@@ -72,14 +71,14 @@ class Ours:
     sampling: Sampler = rl.Prioritized()
 
     def make(self, kind: str) -> Any:
-        self._replay = _ours(kind, rl.Memory.shared(), self.sampling)  # the last process frees the memory
+        self._replay = _make_buffer(kind, rl.Memory.shared(), self.sampling)  # the last process frees the memory
         return self._replay.handle()
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
-        return _adder(rl.connect(shared), kind, env)
+        return _make_writer(rl.connect(shared), kind, env)
 
     def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
-        return _learner(rl.connect(shared), kind)
+        return _make_sampler(rl.connect(shared), kind)
 
 
 class OursUniform(Ours):
@@ -99,31 +98,31 @@ class Threads:
     name, draws = "relive, threads", "prioritized"
 
     def make(self, kind: str) -> Any:
-        return _ours(kind, "cpu", rl.Prioritized())
+        return _make_buffer(kind, "cpu", rl.Prioritized())
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
-        return _adder(shared, kind, env)
+        return _make_writer(shared, kind, env)
 
     def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
-        return _learner(shared, kind)
+        return _make_sampler(shared, kind)
 
 
-def _ours(kind: str, device: Any, sampler: Sampler) -> rl.ReplayBuffer:
+def _make_buffer(kind: str, device: Any, sampler: Sampler) -> rl.ReplayBuffer:
     settings = KINDS[kind]
     obs = rl.Field(settings["obs"], torch.from_numpy(np.zeros(0, settings["dtype"])).dtype)
-    replay = rl.ReplayBuffer(settings["capacity"], obs, 6, num_envs=MOST, sampler=sampler, device=device)
-    step = {name: np.concatenate([value] * MOST) for name, value in step_of(kind).items()}
-    for _ in range(settings["capacity"] // MOST):
+    replay = rl.ReplayBuffer(settings["capacity"], obs, 6, num_envs=MAX_WORKERS, sampler=sampler, device=device)
+    step = {name: np.concatenate([value] * MAX_WORKERS) for name, value in make_step(kind).items()}
+    for _ in range(settings["capacity"] // MAX_WORKERS):
         replay.add(**step)
     return replay
 
 
-def _adder(replay: rl.ReplayBuffer, kind: str, env: int) -> Callable[[], object]:
-    step = step_of(kind)
+def _make_writer(replay: rl.ReplayBuffer, kind: str, env: int) -> Callable[[], object]:
+    step = make_step(kind)
     return lambda: replay.add(**step, env_ids=[env])
 
 
-def _learner(replay: rl.ReplayBuffer, kind: str) -> Callable[[], object]:
+def _make_sampler(replay: rl.ReplayBuffer, kind: str) -> Callable[[], object]:
     batch_size = KINDS[kind]["batch"]
     priority = torch.rand(batch_size)
     return lambda: replay.update_priority(replay.sample(batch_size)["index"], priority)
@@ -147,7 +146,7 @@ class Cpprb:
         return buffer
 
     def _step(self, kind: str) -> dict[str, np.ndarray]:
-        return {name: value for name, value in step_of(kind).items() if name != "truncated"}
+        return {name: value for name, value in make_step(kind).items() if name != "truncated"}
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
         step = self._step(kind)
@@ -183,7 +182,7 @@ class TorchRL:
         buffer = TensorDictReplayBuffer(
             storage=LazyMemmapStorage(settings["capacity"]), batch_size=settings["batch"], shared=True
         )
-        step = {name: torch.from_numpy(np.repeat(value, 100, 0)) for name, value in step_of(kind).items()}
+        step = {name: torch.from_numpy(np.repeat(value, 100, 0)) for name, value in make_step(kind).items()}
         for _ in range(settings["capacity"] // 100):
             buffer.extend(TensorDict(step, [100]))
         return buffer
@@ -191,7 +190,7 @@ class TorchRL:
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
         from tensordict import TensorDict
 
-        step = {name: torch.as_tensor(value[0]) for name, value in step_of(kind).items()}
+        step = {name: torch.as_tensor(value[0]) for name, value in make_step(kind).items()}
         return lambda: shared.add(TensorDict(step, []))
 
     def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
@@ -207,32 +206,32 @@ ENTRANTS: dict[str, Entrant] = {
 }
 
 
-def work(who: str, shared: Any, kind: str, place: int, is_writer: bool, clock: Any, counts: Any) -> None:
-    """Call until the time is over; return the number of calls."""
+def work(key: str, shared: Any, kind: str, place: int, is_writer: bool, clock: Any, counts: Any) -> None:
+    """Call until the time is over; write the calls per second into `counts`."""
     torch.set_num_threads(1)
-    entrant = ENTRANTS[who]
+    entrant = ENTRANTS[key]
     call = entrant.writer(shared, kind, place) if is_writer else entrant.sampler(shared, kind)
     for _ in range(5):
         call()
-    clock[1 + place + MOST * (not is_writer)] = 1  # ready
+    clock[1 + place + MAX_WORKERS * (not is_writer)] = 1  # ready
     while clock[0] == 0:
         time.sleep(0.001)
     count, start = 0, time.perf_counter()
     while clock[0] == 1:
         call()
         count += 1
-    counts[place + MOST * (not is_writer)] = count / (time.perf_counter() - start)
+    counts[place + MAX_WORKERS * (not is_writer)] = count / (time.perf_counter() - start)
 
 
-def run(who: str, shared: Any, kind: str, crowd: tuple[int, int], seconds: float) -> tuple[float, float]:
+def run(key: str, shared: Any, kind: str, crowd: tuple[int, int], seconds: float) -> tuple[float, float]:
     """Return the calls per second of all writers and of all samplers."""
-    threads = who == "threads"
+    threads = key == "threads"
     clock = [0] * 9 if threads else CONTEXT.Array("i", 9, lock=False)
     counts = [0.0] * 8 if threads else CONTEXT.Array("d", 8, lock=False)
     places = [(place, True) for place in range(crowd[0])] + [(place, False) for place in range(crowd[1])]
     make = threading.Thread if threads else CONTEXT.Process
     workers = [
-        make(target=work, args=(who, shared, kind, place, is_writer, clock, counts)) for place, is_writer in places
+        make(target=work, args=(key, shared, kind, place, is_writer, clock, counts)) for place, is_writer in places
     ]
     for worker in workers:
         worker.start()
@@ -246,54 +245,52 @@ def run(who: str, shared: Any, kind: str, crowd: tuple[int, int], seconds: float
     clock[0] = 2
     for worker in workers:
         worker.join(60)
-    return sum(counts[:MOST]), sum(counts[MOST:])
+    return sum(counts[:MAX_WORKERS]), sum(counts[MAX_WORKERS:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all groups of workers, every contestant in turn, and print their throughput."""
-    parser = parser_of("processes", SUBJECT)
-    parser.add_argument("--only", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
-    options = parser.parse_args(arguments)
-    session = Session.of("processes", options)
+    options = make_parser("processes", __doc__ or "", KINDS).parse_args(arguments)
+    session = Session.create("processes", options)
     rounds, seconds = (2, 0.3) if options.quick else (3, 1.0)
     missing: dict[str, str] = {}
-    judged = []
-    for kind in options.only.split(","):
-        made = _made(kind, missing)
+    outcomes = []
+    for kind in options.only:
+        buffers = _make_buffers(kind, missing)
         for crowd in CROWDS[:: 2 if options.quick else 1]:
-            taken = [contest(made, kind, crowd, seconds, session) for _ in range(rounds)]
-            judged += [session.judged(result) for result in results(kind, crowd, taken)]
+            rates = [contest(buffers, kind, crowd, seconds, session) for _ in range(rounds)]
+            outcomes += [session.compare(result) for result in make_results(kind, crowd, rates)]
     for name, reason in missing.items():
         session.console.print(f"[yellow]missing[/yellow] {name}: {reason}")
-    session.about["peers"] = {name: machine.version_of(name) for name in ("relive", "cpprb", "torchrl")}
+    session.about["peers"] = {name: machine.installed_version(name) for name in ("relive", "cpprb", "torchrl")}
     session.about["missing"] = missing
-    return session.finish(judged)
+    return session.finish(outcomes)
 
 
-def _made(kind: str, missing: dict[str, str]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for who, entrant in ENTRANTS.items():
+def _make_buffers(kind: str, missing: dict[str, str]) -> dict[str, Any]:
+    buffers: dict[str, Any] = {}
+    for key, entrant in ENTRANTS.items():
         try:
-            made[who] = entrant.make(kind)
+            buffers[key] = entrant.make(kind)
         except Exception as error:  # a peer that is missing or broken must not end the run
             missing[entrant.name] = f"{type(error).__name__}: {error}"
-    return made
+    return buffers
 
 
 Rates = dict[str, tuple[float, float]]
 
 
-def contest(made: dict[str, Any], kind: str, crowd: tuple[int, int], seconds: float, session: Session) -> Rates:
+def contest(buffers: dict[str, Any], kind: str, crowd: tuple[int, int], seconds: float, session: Session) -> Rates:
     """Run one round in random order; return calls per second of all writers and all samplers by library."""
-    found: Rates = {}
-    for who in session.rng.permutation(list(made)).tolist():
-        with session.console.status(f"{kind}, {crowd}: {who}"), suppress(RuntimeError):
-            found[ENTRANTS[who].name] = run(who, made[who], kind, crowd, seconds)
-    return found
+    rates: Rates = {}
+    for key in session.rng.permutation(list(buffers)).tolist():
+        with session.console.status(f"{kind}, {crowd}: {key}"), suppress(RuntimeError):
+            rates[ENTRANTS[key].name] = run(key, buffers[key], kind, crowd, seconds)
+    return rates
 
 
-def results(kind: str, crowd: tuple[int, int], rounds: Sequence[Rates]) -> Iterator[Result]:
-    """Return cases for the writers and for samplers of one method: seconds per call of all together."""
+def make_results(kind: str, crowd: tuple[int, int], rounds: Sequence[Rates]) -> Iterator[Result]:
+    """Yield a case for writers and for samplers of each method: seconds per call of all workers together."""
     crowded = f"{kind}, {crowd[0]} writers, {crowd[1]} samplers"
     processes = [entrant for entrant in ENTRANTS.values() if not isinstance(entrant, Threads)]
     uniform = [entrant for entrant in processes if entrant.draws == "uniform"]
@@ -309,7 +306,7 @@ def results(kind: str, crowd: tuple[int, int], rounds: Sequence[Rates]) -> Itera
         for name in (entrant.name for entrant in entrants):
             seconds = [1 / rates[name][call] for rates in rounds if name in rates and rates[name][call]]
             if seconds:
-                result.timings.append(measured(name, "ours" if name.startswith("relive") else "peer", seconds))
+                result.timings.append(make_timing(name, "ours" if name.startswith("relive") else "peer", seconds))
         if result.timings:
             yield result
 

@@ -2,8 +2,8 @@
 
 Run it as `python -m benchmarks.ray_service [--quick] [--only extend,sample] [--rows obs,image] [--json PATH]`.
 
-Every contestant's memory is in processes of its own, and so is every client; clients are started together and work for
-a while, in rounds and in a random order of contestants. Only ratios within a run mean anything.
+The buffer of each contestant and each client run in separate processes. Clients start together and work for a fixed
+time, in rounds, with the contestants in random order. Only ratios within a run mean anything.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from relive.schema.fields import Field
 
 from . import machine
 from .report import Result
-from .suite import Session, parser_of
-from .timing import Role, measured
+from .suite import Session, make_parser, names_type
+from .timing import Role, make_timing
 
-MOST_CLIENTS = 4
-SUBJECT = "Rows a second into and out of a replay memory in a Ray cluster, beside other ways to have one."
+MAX_CLIENTS = 4
 SIZES: dict[str, dict[str, Any]] = {
     "obs": {"shape": (17,), "dtype": np.float32, "capacity": 100_000, "block": 256, "batch": 256},
     "image": {"shape": (84, 84, 4), "dtype": np.uint8, "capacity": 2_000, "block": 64, "batch": 32},
@@ -37,7 +36,7 @@ PENDING = 4
 """Concurrent calls of a peer's client; the service chooses its own number."""
 
 
-def block_of(size: dict[str, Any], env: int) -> dict[str, np.ndarray]:
+def make_block(size: dict[str, Any], env: int) -> dict[str, np.ndarray]:
     """Return steps [T, 1] of one environment in one episode; each observation is its step number."""
     steps = size["block"]
     frames = np.zeros((steps + 1, 1, *size["shape"]), size["dtype"])
@@ -61,13 +60,14 @@ def check(obs: Any, reward: Any, next_obs: Any) -> None:
         raise RuntimeError("a batch with rows that were never sent")
 
 
-# The contestants: a memory, and for a client a function that writes a block and one that reads a batch as tensors.
+# Contestants. `client` returns three functions: write a block, read a batch as tensors, wait for pending writes.
 
 
 class Ours:
-    """The service, with one shard or several; batches are asked for ahead, or one by one as they are needed.
+    """The service with `shards` shards.
 
-    `far` clients call the shards, as clients on other machines do; all others read them in place.
+    `ahead`: batches are requested before they are needed. `far`: clients call the shards, as from another machine;
+    otherwise they read the shards in place.
     """
 
     def __init__(self, size: dict[str, Any], shards: int, ahead: bool = True, far: bool = False) -> None:
@@ -78,12 +78,12 @@ class Ours:
             size["capacity"],
             Field(size["shape"], dtype),
             6,
-            num_envs=MOST_CLIENTS,
+            num_envs=MAX_CLIENTS,
             num_shards=shards,
         )
 
     def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
-        service, block = self.service, block_of(size, env)
+        service, block = self.service, make_block(size, env)
         if self.far:
             service._reader.may_read_in_place = False
         batches = service.batches(size["batch"])
@@ -106,7 +106,7 @@ class Ours:
 class InActor:
     """A peer's buffer in an actor, with up to `reads` batches requested before they are needed.
 
-    One is what a user of a plain actor writes; more is what our `batches` does, with one call per batch.
+    A plain actor requests one. Our `batches` requests more, with one call per batch.
     """
 
     def __init__(self, size: dict[str, Any], memory: type, reads: int) -> None:
@@ -114,7 +114,7 @@ class InActor:
         self.actor: Any = ray.remote(num_cpus=0)(memory).remote(size)
 
     def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
-        actor, block, pending, coming = self.actor, block_of(size, env), deque[Any](), deque[Any]()
+        actor, block, pending, coming = self.actor, make_block(size, env), deque[Any](), deque[Any]()
 
         def write() -> int:
             if len(pending) == PENDING:
@@ -187,7 +187,7 @@ class TorchRL:
         from tensordict import TensorDict
 
         block = TensorDict(
-            {name: torch.from_numpy(x[:, 0].copy()) for name, x in block_of(size, env).items()}, [size["block"]]
+            {name: torch.from_numpy(x[:, 0].copy()) for name, x in make_block(size, env).items()}, [size["block"]]
         )
 
         def write() -> int:
@@ -252,7 +252,7 @@ def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float,
             memories[name] = make(size)
             remote: Any = ray.remote(num_cpus=0)(Worker)
             if getattr(memories[name], "travels", True):
-                workers[name] = [remote.remote(memories[name], env, size) for env in range(MOST_CLIENTS)]
+                workers[name] = [remote.remote(memories[name], env, size) for env in range(MAX_CLIENTS)]
             else:
                 workers[name] = [Worker(memories[name], 0, size)]
             measure(workers[name], "extend", 0.3)
@@ -264,10 +264,10 @@ def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float,
     rng, found = np.random.default_rng(0), {}
     for verb in verbs:
         for clients in (1, 2, 4):
-            able = [name for name in workers if len(workers[name]) >= clients]
-            case = found[f"{verb}, {clients} clients"] = {name: [] for name in able}
+            candidates = [name for name in workers if len(workers[name]) >= clients]
+            case = found[f"{verb}, {clients} clients"] = {name: [] for name in candidates}
             for _ in range(rounds):
-                for name in rng.permutation(able).tolist():
+                for name in rng.permutation(candidates).tolist():
                     case[name].append(measure(workers[name][:clients], verb, seconds))
     for name, memory in memories.items():
         for worker in workers.get(name, ()):
@@ -277,37 +277,36 @@ def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float,
     return {"cases": found, "missing": missing}
 
 
-def results(rows: str, found: dict[str, Any]) -> Iterator[Result]:
+def make_results(rows: str, found: dict[str, Any]) -> Iterator[Result]:
     """Return a case per verb and number of clients: seconds per row of all clients together."""
     for case, rates in found["cases"].items():
         result = Result(f"Ray: {case}, rows of {rows}", [])
-        for name, taken in rates.items():
+        for name, rows_per_second in rates.items():
             role: Role = "ours" if name.startswith("relive") else "peer"
-            result.timings.append(measured(name, role, [1 / rate for rate in taken]))
+            result.timings.append(make_timing(name, role, [1 / rate for rate in rows_per_second]))
         yield result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start a local cluster and run all contestants in it."""
-    parser = parser_of("ray_service", SUBJECT)
-    parser.add_argument("--only", default="extend,sample", help="some of extend,sample")
-    parser.add_argument("--rows", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")
+    parser = make_parser("ray_service", __doc__ or "", ("extend", "sample"))
+    parser.add_argument("--rows", type=names_type(SIZES), default=list(SIZES), help=f"some of {','.join(SIZES)}")
     options = parser.parse_args(arguments)
-    session = Session.of("ray_service", options)
+    session = Session.create("ray_service", options)
     rounds, seconds = (2, 0.25) if options.quick else (5, 1.0)
-    judged = []
+    outcomes = []
     session.about["missing"] = {}
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)
     try:
-        for rows in options.rows.split(","):
-            found = contest(SIZES[rows], options.only.split(","), rounds, seconds, session.console)
+        for rows in options.rows:
+            found = contest(SIZES[rows], options.only, rounds, seconds, session.console)
             session.about["missing"] |= found["missing"]
-            judged += [session.judged(result) for result in results(rows, found)]
+            outcomes += [session.compare(result) for result in make_results(rows, found)]
     finally:
         ray.shutdown()
     names = ("relive", "ray", "stable-baselines3", "torchrl")
-    session.about["peers"] = {name: machine.version_of(name) for name in names}
-    return session.finish(judged)
+    session.about["peers"] = {name: machine.installed_version(name) for name in names}
+    return session.finish(outcomes)
 
 
 if __name__ == "__main__":

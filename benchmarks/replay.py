@@ -15,10 +15,9 @@ import numpy as np
 from relive_conformance.adapters import Adapter, NotOffered, PrioritizedReplay, Replay, ReplayShape
 
 from .experience import Experience, make_experience
-from .memcpy import memcpy_of
 from .report import Result
-from .suite import Session, contestant, enter, refuse, role_of
-from .timing import Contestant
+from .suite import Session, contestant, enter, get_role, refuse
+from .timing import Contestant, make_memcpy
 from .verify_replay import (
     check_add,
     check_n_step,
@@ -32,7 +31,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 N_STEPS, GAMMA = 3, 0.99
 SEQUENCE = 80
-SUBJECT = "Time the off-policy operations beside the peers."
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def enter_n_step(peer: Adapter, case: Case, data: Experience) -> Contestant:
     """Time a batch of 3-step transitions."""
     replay = _offered(peer.n_step)(case.shape, N_STEPS, GAMMA)
     fill(replay, data)
-    refuse(check_n_step(replay, data, N_STEPS, GAMMA, strictly=role_of(peer) == "ours"))
+    refuse(check_n_step(replay, data, N_STEPS, GAMMA, strictly=get_role(peer) == "ours"))
     return contestant(peer, lambda: replay.sample(case.batch_size))
 
 
@@ -138,7 +136,7 @@ def enter_sequences(peer: Adapter, case: Case, data: Experience) -> Contestant:
     """Time a batch of sequences of 80 steps."""
     replay = _offered(peer.sequence)(case.shape, SEQUENCE)
     fill(replay, data)
-    refuse(check_sequences(replay, data, case.batch_size, SEQUENCE, within_episodes=role_of(peer) == "ours"))
+    refuse(check_sequences(replay, data, case.batch_size, SEQUENCE, within_episodes=get_role(peer) == "ours"))
     return contestant(peer, lambda: replay.sample(case.batch_size))
 
 
@@ -172,22 +170,22 @@ def enter_case(case: Case, peers: Sequence[Adapter]) -> tuple[Result, list[Conte
     """Check every peer; those that pass are timed."""
     data = make_experience(case.shape, case.num_steps or case.shape.capacity, seed=0)
     result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
-    return result, [*contestants, limit_of(case, data)]
+    return result, [*contestants, make_limit(case, data)]
 
 
-def limit_of(case: Case, data: Experience) -> Contestant:
+def make_limit(case: Case, data: Experience) -> Contestant:
     """Return a copy of the bytes of a stored step (every observation once) or of a batch."""
     shape = case.shape
     obs = int(np.prod(shape.obs)) * np.dtype(shape.dtype).itemsize
     rest = 4 * (shape.action_dim + 1) + 2
     if case.operation == "add":
-        return memcpy_of(len(data) * (obs + rest), len(data) // shape.num_envs)
-    return memcpy_of(case.batch_size * (2 * obs + rest) * (SEQUENCE if case.operation == "sequences" else 1))
+        return make_memcpy(len(data) * (obs + rest), len(data) // shape.num_envs)
+    return make_memcpy(case.batch_size * (2 * obs + rest) * (SEQUENCE if case.operation == "sequences" else 1))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
-    session = Session.start("replay", SUBJECT, ENTER, arguments)
+    session = Session.start("replay", __doc__ or "", ENTER, arguments)
     return session.time_all(CASES, enter_case)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from .bars import Bar, bar_of
+from .bars import Bar, find_bar
 from .timing import Interval, Timing, fastest_peer, speedup, summary
 
 
@@ -39,7 +39,7 @@ class Line:
 
 def judge(result: Result, rng: np.random.Generator) -> list[Line]:
     """Compare each contestant with the fastest peer, and ours with the bar; fastest first."""
-    bar = bar_of(result.case)
+    bar = find_bar(result.case)
     fastest = fastest_peer(result.timings, bar.aside if bar else None)
     limit = next((timing for timing in result.timings if timing.contestant.role == "limit"), None)
     lines: list[Line] = []
@@ -59,18 +59,18 @@ def _meets(bar: Bar, timing: Timing, ratio: Interval, timings: list[Timing]) -> 
     return ratio.ratio >= bar.times_faster and within_limit and within_aside
 
 
-def print_table(judged: list[tuple[Result, list[Line]]], console: Console) -> None:
-    """Return a table of all cases, followed by the peers that are not in it."""
+def print_table(outcomes: list[tuple[Result, list[Line]]], console: Console) -> None:
+    """Print a table of all cases, and the peers that were not timed."""
     table = Table("case", "library", title="µs, medians; ratios to the fastest peer of the same run")
     for heading in ("median", "p10–p90", "× fastest peer (95 %)", "× limit", "bar", "met"):
         table.add_column(heading, justify="right")
-    for result, lines in judged:
-        bar = bar_of(result.case)
+    for result, lines in outcomes:
+        bar = find_bar(result.case)
         for number, line in enumerate(lines):
             table.add_row("" if number else result.case, *_cells(line, bar), style=_style(line))
         table.add_section()
     console.print(table)
-    for result, _ in judged:
+    for result, _ in outcomes:
         for name, reason in result.refused.items():
             console.print(f"[red]not timed[/red] {result.case}: {name}: {reason}")
         if result.not_offered:
@@ -105,15 +105,15 @@ def _us(seconds: float) -> str:
     return f"{micros:,.0f}" if micros >= 100 else f"{micros:.3g}"
 
 
-def write_json(path: Path, judged: list[tuple[Result, list[Line]]], about: dict[str, Any]) -> None:
-    """Return the contents of the table as data, with `about` (date, machine, versions) at the top."""
-    cases = {result.case: _case_json(result, lines) for result, lines in judged}
+def write_json(path: Path, outcomes: list[tuple[Result, list[Line]]], about: dict[str, Any]) -> None:
+    """Write the contents of the table, with `about` (date, machine, versions) at the top."""
+    cases = {result.case: _case_json(result, lines) for result, lines in outcomes}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**about, "cases": cases}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _case_json(result: Result, lines: list[Line]) -> dict[str, Any]:
-    bar = bar_of(result.case)
+    bar = find_bar(result.case)
     return {
         "bar": asdict(bar) if bar else None,
         "timings": {

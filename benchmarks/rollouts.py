@@ -28,7 +28,7 @@ class RolloutData:
     trajectory: Trajectory
 
     def stacked(self, field: str) -> Array:
-        """[T·N, …] all rows of one field, in time-major order."""
+        """Return all rows [T·N, …] of one field, in time-major order."""
         return np.concatenate([getattr(step, field) for step in self.steps])
 
 
@@ -64,7 +64,7 @@ def make_rollout(shape: RolloutShape, seed: int) -> RolloutData:
 
 
 def reference_gae(trajectory: Trajectory, *, gamma: float, lam: float) -> tuple[Array, Array]:
-    """(advantage, return), float64 [T, N], computed by the recurrence as written.
+    """Return (advantage, return), float64 [T, N], computed by a loop.
 
     δ[t] = r[t] + γ (1 − terminated[t]) V(next[t]) − V[t];  A[t] = δ[t] + γ λ (1 − ended[t]) A[t+1]
     """

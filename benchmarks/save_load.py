@@ -2,7 +2,7 @@
 
 Run it as `python -m benchmarks.save_load [--quick] [--only save,again,load] [--json PATH]`. When our `save` returns,
 the checkpoint is on disk (fsync), completely or not at all; peers and torch.save leave the writing to the system. One
-row is torch.save with an fsync after it, which is no more than the first half of that.
+row is torch.save followed by fsync: on disk, but not atomic.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from .suite import Session, contestant, enter, refuse
 from .timing import Contestant
 from .verify_replay import check_transitions, fill
 
-SUBJECT = "Time saving and loading a replay buffer beside the peers."
 SHAPES = {"obs(17)": ROBOT._replace(capacity=200_000), "images": ATARI._replace(capacity=2_000)}
 NEW_SHARE = 100
-"""One row in so many is new when a buffer is saved again."""
+"""1 row in 100 is new when a buffer is saved again."""
 OPERATIONS = {"save": "save: all", "again": "save: again after 1 % new rows", "load": "load: all"}
 
 
@@ -49,7 +48,7 @@ class Case:
 
 
 def enter_peer(peer: Adapter, case: Case, data: Experience) -> Contestant:
-    """A full buffer of a library, whose saved copy was checked once."""
+    """Time a full buffer of a library, after a check of one saved and loaded copy."""
     if peer.replay is None:
         raise NotOffered
     replay: Any = peer.replay(case.shape)
@@ -66,7 +65,7 @@ def enter_peer(peer: Adapter, case: Case, data: Experience) -> Contestant:
 def _run(
     operation: str, path: Path, save: Callable[[str], object], load: Callable[[str], object], add: Callable[[], None]
 ) -> dict[str, Any]:
-    """The timed operation on a buffer that is saved at `path`, and the preparation before each time."""
+    """Return the timed operation `run` on a buffer saved at `path`, and `reset`, which prepares it."""
     if operation == "save":
         return {"run": lambda: save(str(path)), "reset": lambda: _remove(path)}
     if operation == "again":
@@ -84,7 +83,7 @@ def _remove(path: Path) -> None:
 
 
 def enter_torch(case: Case, data: Experience, *, syncs: bool) -> Contestant:
-    """`torch.save` of a dict of tensors, for projects whose buffer cannot save itself; `syncs`: it is on disk then."""
+    """Time `torch.save` of a dict of tensors, for buffers that cannot save themselves; `syncs` adds an fsync."""
     name = "torch.save and fsync" if syncs else "torch.save of the tensors"
     path = case.folder / f"{name} {case.operation}"
     content = {name: torch.from_numpy(value.copy()) for name, value in vars(data.rows(np.arange(len(data)))).items()}
@@ -100,8 +99,8 @@ def enter_torch(case: Case, data: Experience, *, syncs: bool) -> Contestant:
     return Contestant(name, "peer", **_run(case.operation, path, save, torch.load, lambda: None))
 
 
-def limit_of(case: Case, data: Experience) -> Contestant:
-    """The bytes of every observation once, written and synced, or read: the limit of a disk."""
+def make_limit(case: Case, data: Experience) -> Contestant:
+    """Return the limit of the disk: write and sync, or read, the bytes of every observation once."""
     frame = int(np.prod(case.shape.obs)) * np.dtype(case.shape.dtype).itemsize
     nbytes = len(data) * (frame + 4 * (case.shape.action_dim + 1) + 2)
     if case.operation == "again":
@@ -121,7 +120,7 @@ def limit_of(case: Case, data: Experience) -> Contestant:
 
 
 def cases(operations: Sequence[str], root: Path, smaller: int) -> Iterator[Case]:
-    """Every operation on every buffer, each in a temporary folder of its own."""
+    """Yield every operation on every buffer, each with a new temporary folder."""
     for kind, shape in SHAPES.items():
         for operation in operations:
             folder = root / f"{kind} {operation}"
@@ -135,15 +134,15 @@ def enter_case(case: Case, peers: Sequence[Adapter]) -> tuple[Result, list[Conte
     data = make_experience(case.shape, case.shape.capacity, seed=0)
     result, contestants = enter(case.name, peers, lambda peer: enter_peer(peer, case, data))
     own = [enter_torch(case, data, syncs=syncs) for syncs in ((False, True) if case.operation != "load" else (False,))]
-    return result, [*contestants, *own, limit_of(case, data)]
+    return result, [*contestants, *own, make_limit(case, data)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
-    session = Session.start("save_load", SUBJECT, OPERATIONS, arguments)
+    session = Session.start("save_load", __doc__ or "", OPERATIONS, arguments)
     effort = replace(session.effort, rounds=min(session.effort.rounds, 30))
     with TemporaryDirectory() as root:
-        chosen = cases(session.operations, Path(root), 4 if session.options.quick else 1)
+        chosen = cases(session.options.only, Path(root), 4 if session.options.quick else 1)
         return session.time_all(chosen, enter_case, effort)
 
 

@@ -1,4 +1,4 @@
-"""Measure how cost grows: advantages over T and N, minibatches over their size, replay over capacity and batch.
+"""Measure how cost grows: advantages with T and N, minibatches with their size, replay with capacity and batch size.
 
 Run it as `python -m benchmarks.scaling [--quick] [--only rollout,replay] [--json PATH]`, beside the peers that are
 fastest at each; `python -m benchmarks.page` draws the curves.
@@ -26,19 +26,18 @@ from .suite import Session, contestant, enter, refuse
 from .timing import QUICK, Contestant, Effort, Timing, race
 from .verify_replay import check_transitions, fill
 
-SUBJECT = "Measure how cost grows with T, N, batch and capacity."
 TIMES = (16, 64, 256, 1024, 4096)
 ENVS = (1, 16, 128, 1024, 8192)
 MINIBATCHES = (64, 256, 1024, 4096)
 CAPACITIES = tuple(10**power for power in range(3, 8))
 BATCHES = (32, 128, 512, 2048, 8192)
-USUAL_TIME, USUAL_ENVS, USUAL_CAPACITY, USUAL_BATCH = 128, 64, 10**6, 256
+DEFAULT_TIME, DEFAULT_ENVS, DEFAULT_CAPACITY, DEFAULT_BATCH = 128, 64, 10**6, 256
 """Sizes that stay fixed while another one grows."""
 ADDED_STEPS = 1000
-BYTES_A_ROW = 250
+BYTES_PER_ROW = 250
 """Upper bound of the bytes of a ROBOT row with a priority, in any library."""
-EFFORT = Effort(rounds=40, fewest_rounds=7, seconds=8.0, sample_seconds=2e-3)
-QUICKLY = replace(QUICK, seconds=1.5)
+EFFORT = Effort(rounds=40, min_rounds=7, seconds=8.0, sample_seconds=2e-3)
+QUICK_EFFORT = replace(QUICK, seconds=1.5)
 LIBRARIES = {
     "gae": ("relive", "rlox", "Tianshou", "Stable-Baselines3"),
     "epoch": ("relive", "rlox", "skrl", "Stable-Baselines3"),
@@ -46,7 +45,7 @@ LIBRARIES = {
     "prioritized": ("relive", "rlox", "cpprb", "Tianshou"),
     "add": ("relive", "rlox", "Stable-Baselines3"),
 }
-"""relive, and for each operation the fastest peers."""
+"""relive and the fastest peers, by operation."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +61,18 @@ class Point:
     p75_us: float
 
 
-def point(timing: Timing, operation: str, axis: str, size: int) -> Point:
+def make_point(timing: Timing, operation: str, axis: str, size: int) -> Point:
     """Return the plotted figures of a timing."""
     figures = (timing.median, timing.percentile(25), timing.percentile(75))
     return Point(operation, timing.contestant.name, axis, size, *(seconds * 1e6 for seconds in figures))
 
 
 def rollout_cases(quick: bool) -> Iterator[tuple[str, int, on_policy.Case]]:
-    """Advantages over time and environments, minibatches over their size."""
+    """Yield (axis, size, case): advantages by T and by N, minibatches by batch size."""
     for time in TIMES[: 3 if quick else None]:
-        yield "T", time, on_policy.Case("gae", f"gae T={time}", RolloutShape(time, USUAL_ENVS, 1, 1))
+        yield "T", time, on_policy.Case("gae", f"gae T={time}", RolloutShape(time, DEFAULT_ENVS, 1, 1))
     for envs in ENVS[: 3 if quick else None]:
-        yield "N", envs, on_policy.Case("gae", f"gae N={envs}", RolloutShape(USUAL_TIME, envs, 1, 1))
+        yield "N", envs, on_policy.Case("gae", f"gae N={envs}", RolloutShape(DEFAULT_TIME, envs, 1, 1))
     for size in MINIBATCHES:
         yield "batch", size, on_policy.Case("epoch", f"epoch of {size}", SMALL, size)
 
@@ -83,17 +82,17 @@ def measure_rollouts(session: Session, effort: Effort) -> Iterator[Point]:
     for axis, size, case in rollout_cases(session.options.quick):
         with session.console.status(case.name):
             data = make_rollout(case.shape, seed=0)
-            chosen = [peer for peer in session.found.adapters if peer.name in LIBRARIES[case.operation]]
+            chosen = [peer for peer in session.discovery.adapters if peer.name in LIBRARIES[case.operation]]
             _, contestants = enter(
                 case.name, chosen, lambda peer, case=case, data=data: on_policy.ENTER[case.operation](peer, case, data)
             )
-            contestants.append(on_policy.limit_of(case, data))
+            contestants.append(on_policy.make_limit(case, data))
             for timing in race(contestants, effort, session.rng):
-                yield point(timing, case.operation, axis, size)
+                yield make_point(timing, case.operation, axis, size)
 
 
-class Full:
-    """Filled replay buffers of all libraries at one capacity, reused for all batch sizes."""
+class FullBuffers:
+    """Full replay buffers of all libraries at one capacity, reused for all batch sizes."""
 
     def __init__(self, operation: str, data: Experience, peers: Sequence[Adapter], console: Console) -> None:
         self._operation, self._data = operation, data
@@ -107,14 +106,14 @@ class Full:
     def _fill(self, peer: Adapter) -> Contestant:
         shape = self._data.shape
         free = available_bytes()
-        if free is not None and 2 * shape.capacity * BYTES_A_ROW > free:
-            refuse(f"{shape.capacity * BYTES_A_ROW / 2**30:.1f} GiB are too much for this machine now")
+        if free is not None and 2 * shape.capacity * BYTES_PER_ROW > free:
+            refuse(f"{shape.capacity * BYTES_PER_ROW / 2**30:.1f} GiB are too much for this machine now")
         make = peer.prioritized if self._operation == "prioritized" else peer.replay
         if make is None:
             raise NotOffered
         buffer: Any = make(shape)
         fill(buffer, self._data)
-        refuse(check_transitions(buffer, self._data, USUAL_BATCH))
+        refuse(check_transitions(buffer, self._data, DEFAULT_BATCH))
         if self._operation == "prioritized":
             self._runs[peer.name] = lambda batch_size: sample_and_update(buffer, batch_size)
         elif self._operation == "uniform":
@@ -130,24 +129,24 @@ class Full:
         units = ADDED_STEPS if self._operation == "add" else 1
         entered = [contestant(peer, self._runs[peer.name](batch_size), units=units) for peer in self._peers]
         case = replay.Case(self._operation, "", self._data.shape, batch_size)
-        limit = replay.limit_of(case, make_experience(case.shape, ADDED_STEPS, seed=1))
+        limit = replay.make_limit(case, make_experience(case.shape, ADDED_STEPS, seed=1))
         for timing in race([*entered, limit], effort, rng):
-            yield point(timing, self._operation, axis, size)
+            yield make_point(timing, self._operation, axis, size)
 
 
 def measure_replay(session: Session, effort: Effort) -> Iterator[Point]:
     """Time every operation at every capacity with the default batch, and every batch at the default capacity."""
     quick = session.options.quick
-    usual = 10**5 if quick else USUAL_CAPACITY
+    default_capacity = 10**5 if quick else DEFAULT_CAPACITY
     for capacity in CAPACITIES[: 3 if quick else None]:
         with session.console.status(f"capacity {capacity:,}"):
             data = make_experience(ROBOT._replace(capacity=capacity), capacity, seed=0)
             for operation in ("uniform", "prioritized", "add"):
-                full = Full(operation, data, session.found.adapters, session.console)
-                yield from full.time("capacity", capacity, USUAL_BATCH, effort, session.rng)
-                for size in BATCHES if capacity == usual and operation != "add" else ():
-                    yield from full.time("batch", size, size, effort, session.rng)
-                del full
+                buffers = FullBuffers(operation, data, session.discovery.adapters, session.console)
+                yield from buffers.time("capacity", capacity, DEFAULT_BATCH, effort, session.rng)
+                for size in BATCHES if capacity == default_capacity and operation != "add" else ():
+                    yield from buffers.time("batch", size, size, effort, session.rng)
+                del buffers
                 gc.collect()
 
 
@@ -156,9 +155,9 @@ PARTS = {"rollout": measure_rollouts, "replay": measure_replay}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the figures."""
-    session = Session.start("scaling", SUBJECT, PARTS, arguments)
-    effort = QUICKLY if session.options.quick else EFFORT
-    points = [asdict(found) for part in session.operations for found in PARTS[part](session, effort)]
+    session = Session.start("scaling", __doc__ or "", PARTS, arguments)
+    effort = QUICK_EFFORT if session.options.quick else EFFORT
+    points = [asdict(point) for part in session.options.only for point in PARTS[part](session, effort)]
     return session.finish([], points=points)
 
 

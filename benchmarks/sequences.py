@@ -11,10 +11,9 @@ import numpy as np
 
 from relive_conformance.adapters import Adapter, NotOffered, RolloutShape
 
-from .memcpy import memcpy_of
 from .rollouts import RolloutData, make_rollout
 from .suite import Session, contestant, enter, refuse
-from .timing import Contestant
+from .timing import Contestant, make_memcpy
 from .verify import check_sequences
 
 SHAPE = RolloutShape(num_steps=128, num_envs=64, obs_dim=64, action_dim=4)
@@ -22,7 +21,6 @@ LENGTH, HIDDEN = 16, 64
 CASES = {f"rollout sequences 128x64 length {LENGTH}, {size} steps a batch": size for size in (256, 1024, 8192)}
 NBYTES = 4 * SHAPE.num_steps * SHAPE.num_envs * (SHAPE.obs_dim + SHAPE.action_dim + 4)
 """Bytes of an epoch's batches, without the initial states."""
-SUBJECT = "Time an epoch of sequence minibatches of a rollout beside the peers."
 
 
 def enter_sequences(peer: Adapter, num_steps: int, data: RolloutData) -> Contestant:
@@ -43,14 +41,14 @@ def enter_sequences(peer: Adapter, num_steps: int, data: RolloutData) -> Contest
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
-    session = Session.start("sequences", SUBJECT, ["sequences"], arguments)
+    session = Session.start("sequences", __doc__ or "", ["sequences"], arguments)
     data = make_rollout(SHAPE, seed=0)
-    judged = []
+    outcomes = []
     for case, size in CASES.items():
         with session.console.status(case):
-            entered = enter(case, session.found.adapters, lambda peer, size=size: enter_sequences(peer, size, data))
-            judged.append(session.time((entered[0], [*entered[1], memcpy_of(NBYTES)])))
-    return session.finish(judged)
+            entered = enter(case, session.discovery.adapters, lambda peer, size=size: enter_sequences(peer, size, data))
+            outcomes.append(session.time((entered[0], [*entered[1], make_memcpy(NBYTES)])))
+    return session.finish(outcomes)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from .timing import FULL, QUICK, Contestant, Effort, Role, race
 RESULTS = Path(__file__).parent / "results"
 """The folder of kept results."""
 
-_NOBODY = Discovery([], [])
+NO_PEERS = Discovery([], [])
 
 
 class _Case(Protocol):
@@ -49,20 +49,20 @@ def refuse(reason: str | None) -> None:
         raise Refused(reason)
 
 
-def role_of(peer: Adapter) -> Role:
-    """Return whether a library is ours, a peer or the limit."""
+def get_role(peer: Adapter) -> Role:
+    """Return whether a library is ours or a peer."""
     return "ours" if peer.name == "relive" else "peer"
 
 
 def contestant(peer: Adapter, run: Callable[[], object], **more: Any) -> Contestant:
     """Return an operation of a library to time."""
-    return Contestant(peer.name, role_of(peer), run, **more)
+    return Contestant(peer.name, get_role(peer), run, **more)
 
 
 def enter(
     case: str, entrants: Iterable[Adapter], make: Callable[[Adapter], Contestant]
 ) -> tuple[Result, list[Contestant]]:
-    """Check every entrant and time those that pass; the result names the reasons of the others."""
+    """Return the contestants that pass the checks of `make`, and a result with the reasons of the refused ones."""
     result = Result(case, [])
     contestants: list[Contestant] = []
     for peer in entrants:
@@ -84,8 +84,7 @@ class Session:
 
     suite: str
     options: argparse.Namespace
-    operations: list[str]
-    found: Discovery
+    discovery: Discovery
     console: Console
     rng: np.random.Generator
     about: dict[str, Any]
@@ -94,37 +93,28 @@ class Session:
     @classmethod
     def start(cls, suite: str, subject: str, operations: Iterable[str], arguments: Sequence[str] | None) -> Session:
         """Read the command line and find the peers."""
-        names = ",".join(operations)
-        parser = parser_of(suite, subject)
-        parser.add_argument("--only", default=names, help=f"some of {names}")
-        options = parser.parse_args(arguments)
-        chosen = options.only.split(",")
-        if unknown := set(chosen) - set(names.split(",")):
-            parser.error(f"--only: expected some of {names}, got {','.join(sorted(unknown))}")
-        found = discover()
-        session = cls.of(suite, options, found, chosen)
-        for missing in found.missing:
+        options = make_parser(suite, subject, operations).parse_args(arguments)
+        session = cls.create(suite, options, discover())
+        for missing in session.discovery.missing:
             session.console.print(f"[yellow]missing[/yellow] {missing.name}: {missing.reason}")
         return session
 
     @classmethod
-    def of(
-        cls, suite: str, options: argparse.Namespace, found: Discovery = _NOBODY, operations: Sequence[str] = ()
-    ) -> Session:
-        """Return a session for a suite with its own command line and peers."""
-        about = describe(suite, found, options.quick)
-        return cls(suite, options, list(operations), found, console(), np.random.default_rng(0), about)
+    def create(cls, suite: str, options: argparse.Namespace, discovery: Discovery = NO_PEERS) -> Session:
+        """Return a session of a suite that finds its peers by itself."""
+        about = describe(suite, discovery, options.quick)
+        return cls(suite, options, discovery, make_console(), np.random.default_rng(0), about)
 
     @property
     def effort(self) -> Effort:
-        """Return how long to measure."""
+        """Effort of each measurement."""
         return QUICK if self.options.quick else FULL
 
     def time(self, entered: tuple[Result, list[Contestant]], effort: Effort | None = None) -> tuple[Result, list[Line]]:
         """Time the contestants of a case and compare them."""
         result, contestants = entered
         result.timings.extend(race(contestants, effort or self.effort, self.rng))
-        return self.judged(result)
+        return self.compare(result)
 
     def time_all(
         self,
@@ -133,45 +123,60 @@ class Session:
         effort: Effort | None = None,
     ) -> int:
         """Time every case whose operation was chosen, with the contestants of `enter_case`, and finish the run."""
-        judged = []
+        outcomes = []
         for case in cases:
-            if case.operation in self.operations:
+            if case.operation in self.options.only:
                 with self.console.status(case.name):
-                    judged.append(self.time(enter_case(case, self.found.adapters), effort))
-        return self.finish(judged)
+                    outcomes.append(self.time(enter_case(case, self.discovery.adapters), effort))
+        return self.finish(outcomes)
 
-    def judged(self, result: Result) -> tuple[Result, list[Line]]:
-        """Compare contestants that were timed elsewhere."""
+    def compare(self, result: Result) -> tuple[Result, list[Line]]:
+        """Compare the contestants of a case after they were timed."""
         return result, judge(result, self.rng)
 
-    def finish(self, judged: list[tuple[Result, list[Line]]], **more: Any) -> int:
+    def finish(self, outcomes: list[tuple[Result, list[Line]]], **more: Any) -> int:
         """Print the table and write the file; the exit code is 0 even if bars are missed."""
-        if judged:
-            print_table(judged, self.console)
+        if outcomes:
+            print_table(outcomes, self.console)
         if self.about["machine"]["busy"]:
             self.console.print(
                 "[yellow]busy[/yellow]: others used this machine when the run began; its ratios prove nothing"
             )
         path = self.options.json or RESULTS / file_name(self.suite, self.about)
         before = last_kept(self.suite)
-        write_json(path, judged, {**self.about, **more})
+        write_json(path, outcomes, {**self.about, **more})
         show_changes(before, json.loads(path.read_text(encoding="utf-8")), self.console)
         self.console.print(f"written to {path}", soft_wrap=True)
         return 0
 
 
-def console() -> Console:
+def make_console() -> Console:
     """Return a console of the terminal's width, or wide enough for tables if the output is a file."""
-    found = Console()
-    return found if found.is_terminal else Console(width=150)
+    console = Console()
+    return console if console.is_terminal else Console(width=150)
 
 
-def parser_of(suite: str, subject: str) -> argparse.ArgumentParser:
-    """Return the command-line parser of every suite."""
+def make_parser(suite: str, subject: str, operations: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """Return the command-line parser of a suite; `--only` selects some of its operations."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}", description=subject)
     parser.add_argument("--quick", action="store_true", help="a few rounds only: for development, not for claims")
     parser.add_argument("--json", type=Path, help=f"where to write the results (default: {RESULTS}/<suite>-<date>)")
+    if names := list(operations):
+        parser.add_argument("--only", type=names_type(names), default=names, help=f"some of {','.join(names)}")
     return parser
+
+
+def names_type(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a type of command-line options: some of the names, separated by commas."""
+    known = list(names)
+
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        if unknown := set(chosen) - set(known):
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+        return chosen
+
+    return parse
 
 
 def last_kept(suite: str, folder: Path = RESULTS) -> dict[str, Any] | None:
@@ -180,15 +185,15 @@ def last_kept(suite: str, folder: Path = RESULTS) -> dict[str, Any] | None:
     return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
 
 
-def describe(suite: str, found: Discovery, quick: bool) -> dict[str, Any]:
+def describe(suite: str, discovery: Discovery, quick: bool) -> dict[str, Any]:
     """Return date, machine and versions."""
     return {
         "suite": suite,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": quick,
         "machine": machine.describe(),
-        "peers": {peer.name: peer.version for peer in found.adapters},
-        "missing": {missing.name: missing.reason for missing in found.missing},
+        "peers": {peer.name: peer.version for peer in discovery.adapters},
+        "missing": {missing.name: missing.reason for missing in discovery.missing},
     }
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 Role = Literal["ours", "peer", "limit"]
+MEMCPY = "memcpy of the same bytes"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Effort:
     """Measuring effort."""
 
     rounds: int
-    fewest_rounds: int
+    min_rounds: int
     """Minimum rounds of a contestant that is too slow for its share of `seconds`."""
     seconds: float
     """Approximate seconds per case, all contestants together."""
@@ -44,8 +45,8 @@ class Effort:
     """Minimum duration of a sample in seconds; shorter runs are repeated within it."""
 
 
-FULL = Effort(rounds=60, fewest_rounds=7, seconds=30.0, sample_seconds=2e-3)
-QUICK = Effort(rounds=15, fewest_rounds=3, seconds=4.0, sample_seconds=1e-3)
+FULL = Effort(rounds=60, min_rounds=7, seconds=30.0, sample_seconds=2e-3)
+QUICK = Effort(rounds=15, min_rounds=3, seconds=4.0, sample_seconds=1e-3)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Median duration, which is compared."""
+        """Median duration."""
         return float(np.median(list(self.samples.values())))
 
     @property
@@ -80,7 +81,7 @@ class Interval:
 
 
 @dataclass
-class _Lane:
+class _Schedule:
     contestant: Contestant
     repeats: int
     stride: int
@@ -89,50 +90,57 @@ class _Lane:
 
 def race(contestants: Sequence[Contestant], effort: Effort, rng: np.random.Generator) -> list[Timing]:
     """Time all contestants in interleaved rounds, each round in a new random order."""
-    lanes = [_calibrate(contestant, effort, len(contestants)) for contestant in contestants]
-    for round_ in range(effort.rounds):
-        for position in rng.permutation(len(lanes)):
-            lane = lanes[position]
-            if round_ % lane.stride == 0:
-                lane.samples[round_] = _sample(lane.contestant, lane.repeats)
-    return [Timing(_emptied(lane.contestant), lane.samples) for lane in lanes]
+    schedules = [_calibrate(contestant, effort, len(contestants)) for contestant in contestants]
+    for number in range(effort.rounds):
+        for position in rng.permutation(len(schedules)):
+            schedule = schedules[position]
+            if number % schedule.stride == 0:
+                schedule.samples[number] = _sample(schedule.contestant, schedule.repeats)
+    return [Timing(_without_data(schedule.contestant), schedule.samples) for schedule in schedules]
 
 
-def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 2000) -> Interval:
-    """Return the speed of `of` relative to `over`, from the rounds in which both ran."""
-    shared = sorted(of.samples.keys() & over.samples.keys())
-    mine, theirs = (np.array([timing.samples[r] for r in shared]) for timing in (of, over))
+def speedup(timing: Timing, reference: Timing, rng: np.random.Generator, draws: int = 2000) -> Interval:
+    """Return the speed relative to a reference, from the rounds in which both ran."""
+    shared = sorted(timing.samples.keys() & reference.samples.keys())
+    seconds, reference_seconds = (np.array([t.samples[r] for r in shared]) for t in (timing, reference))
     index = rng.integers(len(shared), size=(draws, len(shared)))
-    ratios = np.median(theirs[index], axis=1) / np.median(mine[index], axis=1)
+    ratios = np.median(reference_seconds[index], axis=1) / np.median(seconds[index], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
-    return Interval(float(np.median(theirs) / np.median(mine)), float(low), float(high))
+    return Interval(float(np.median(reference_seconds) / np.median(seconds)), float(low), float(high))
 
 
-def measured(name: str, role: Role, seconds: Sequence[float]) -> Timing:
-    """Return a timing measured elsewhere, for example in another process: seconds per unit, by round."""
+def make_timing(name: str, role: Role, seconds: Sequence[float]) -> Timing:
+    """Return a timing make_timing elsewhere, for example in another process: seconds per unit, by round."""
     return Timing(Contestant(name, role, lambda: None), dict(enumerate(seconds)))
 
 
-def fastest_peer(timings: Sequence[Timing], but: str | None = None) -> Timing | None:
-    """Return the peer with the smallest median, except `but`; None if no peer was timed."""
-    peers = [timing for timing in timings if timing.contestant.role == "peer" and timing.contestant.name != but]
+def make_memcpy(nbytes: int, units: int = 1) -> Contestant:
+    """Return the physical limit: one copy of the bytes that an operation must move, between warm memory."""
+    source = np.ones(max(nbytes, 1), np.uint8)
+    target = np.zeros_like(source)
+    return Contestant(MEMCPY, "limit", lambda: np.copyto(target, source), units=units)
+
+
+def fastest_peer(timings: Sequence[Timing], excluded: str | None = None) -> Timing | None:
+    """Return the peer with the smallest median, except `excluded`; None if no peer was timed."""
+    peers = [timing for timing in timings if timing.contestant.role == "peer" and timing.contestant.name != excluded]
     return min(peers, key=lambda timing: timing.median, default=None)
 
 
-def _emptied(contestant: Contestant) -> Contestant:
+def _without_data(contestant: Contestant) -> Contestant:
     """Return a copy without the contestant's data, which may be gigabytes."""
     return replace(contestant, run=lambda: None, reset=None)
 
 
-def _calibrate(contestant: Contestant, effort: Effort, num_contestants: int) -> _Lane:
+def _calibrate(contestant: Contestant, effort: Effort, num_contestants: int) -> _Schedule:
     """Warm up, then choose how often to repeat within a sample and in which rounds to take part."""
     seconds = min(_sample(contestant, 1) for _ in range(3)) * contestant.units
     repeats = 1 if contestant.reset else max(1, math.ceil(effort.sample_seconds / max(seconds, 1e-9)))
     share = effort.seconds / num_contestants
-    affordable = max(effort.fewest_rounds, int(share / (seconds * repeats)))
+    affordable = max(effort.min_rounds, int(share / (seconds * repeats)))
     # Powers of two: the slower contestant's rounds are all rounds of the faster one.
     stride = 2 ** max(0, int(math.log2(effort.rounds / affordable)))
-    return _Lane(contestant, repeats, stride, {})
+    return _Schedule(contestant, repeats, stride, {})
 
 
 def _sample(contestant: Contestant, repeats: int) -> float:

@@ -19,10 +19,9 @@ from rich.console import Console
 
 from . import machine
 from .report import Result
-from .suite import Session, parser_of
-from .timing import measured
+from .suite import Session, make_parser
+from .timing import make_timing
 
-SUBJECT = "Train Stable-Baselines3's PPO, DQN and SAC on its own buffers and on ours."
 SEEDS = (0, 1, 2)
 LAST_EPISODES = 20
 """Number of last episodes whose mean is "return reached"."""
@@ -158,7 +157,7 @@ def train(task: Task, library: str, seed: int, quick: bool) -> Run:
 
 
 def held_bytes(buffer: Any) -> int:
-    """Return the arrays of a buffer."""
+    """Return the bytes of the arrays of a buffer."""
     own = getattr(buffer, "nbytes", None)
     return own or sum(value.nbytes for value in vars(buffer).values() if isinstance(value, np.ndarray))
 
@@ -175,14 +174,14 @@ def measure(quick: bool, console: Console) -> list[Run]:
     return runs
 
 
-def results(runs: Sequence[Run]) -> Iterator[Result]:
+def make_results(runs: Sequence[Run]) -> Iterator[Result]:
     """Return a case per task: CPU seconds in the buffer during a whole training, by seed."""
     for task in TASKS:
         chosen = [run for run in runs if run.task == task.algorithm]
         result = Result(f"training: time in the buffer, {task.algorithm} on {task.env}", [])
         for library in COLOURS:
             seconds = [run.buffer_seconds for run in chosen if run.library == library]
-            result.timings.append(measured(library, "ours" if library == "relive" else "peer", seconds))
+            result.timings.append(make_timing(library, "ours" if library == "relive" else "peer", seconds))
         yield result
 
 
@@ -220,15 +219,17 @@ def _curve(run: Run, grid: np.ndarray) -> np.ndarray:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, write the figures, draw the curves."""
-    parser = parser_of("training", SUBJECT)
+    parser = make_parser("training", __doc__ or "")
     parser.add_argument("--out", type=Path, help="draw learning curves there, as docs/images/stable_baselines3.png")
     options = parser.parse_args(arguments)
-    session = Session.of("training", options)
+    session = Session.create("training", options)
     runs = measure(options.quick, session.console)
-    session.about["peers"] = {"Stable-Baselines3": machine.version_of("stable-baselines3")}
+    session.about["peers"] = {"Stable-Baselines3": machine.installed_version("stable-baselines3")}
     if options.out:
         draw(runs, options.out)
-    return session.finish([session.judged(result) for result in results(runs)], runs=[asdict(run) for run in runs])
+    return session.finish(
+        [session.compare(result) for result in make_results(runs)], runs=[asdict(run) for run in runs]
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def check_transitions(replay: Replay, data: Experience, batch_size: int, oldest:
     seen: list[Array] = []
     for _ in range(max(2, -(-_MIN_ROWS_CHECKED // batch_size))):
         batch = replay.read(replay.sample(batch_size))
-        rows = data.row_of(batch.obs)
+        rows = data.find_rows(batch.obs)
         if len(rows) != batch_size:
             return f"a batch has {len(rows)} rows instead of {batch_size}"
         if rows.min() < oldest:
@@ -59,7 +59,7 @@ def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, stri
     Unless `strictly`, the next observation after a termination is not checked: no target uses it.
     """
     batch = replay.read(replay.sample(1024))
-    rows = data.row_of(batch.obs)
+    rows = data.find_rows(batch.obs)
     count = np.minimum(n, data.last_of_episode()[rows] - rows + 1)
     counted = np.arange(n) < count[:, None]
     reward = data.reward[np.minimum(rows[:, None] + np.arange(n), len(data) - 1)].astype(np.float64)
@@ -89,7 +89,7 @@ def check_sequences(
     if batch.reward.shape != (batch_size, length):
         return f"rewards have shape {batch.reward.shape} instead of {(batch_size, length)}"
     mask = np.ones_like(batch.reward, dtype=bool) if batch.mask is None else batch.mask
-    start = data.row_of(batch.obs[:, 0])
+    start = data.find_rows(batch.obs[:, 0])
     rows = start[:, None] + np.arange(length)
     last = data.last_of_episode()[start]
     if within_episodes and not np.array_equal(mask, rows <= last[:, None]):
@@ -108,13 +108,13 @@ def check_priorities(replay: PrioritizedReplay, data: Experience) -> str | None:
     known = np.zeros(len(data), dtype=bool)
     for _ in range(200):
         batch = replay.sample(256)
-        rows = data.row_of(replay.read(batch).obs)
+        rows = data.find_rows(replay.read(batch).obs)
         replay.update(batch, replay.priority(priority[rows]))
         known[rows] = True
     drawn: list[Array] = []
     for _ in range(100):
         batch = replay.read(replay.sample(256))
-        rows = data.row_of(batch.obs)
+        rows = data.find_rows(batch.obs)
         drawn.append(rows)
         if batch.weight is None or batch.weight.min() <= 0 or batch.weight.max() > 1 + 1e-6:
             return "weights are not in (0, 1]"

@@ -6,7 +6,6 @@ with this environment: `--python` names an interpreter that has it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,13 +20,12 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import relive as rl
 
-from .adapters import merge, missing_in, run_elsewhere
-from .machine import version_of
+from .interpreters import add_python_option, finish_with_interpreters
+from .machine import installed_version
 from .report import Line, Result
-from .suite import RESULTS, Refused, Session, file_name, parser_of
+from .suite import Refused, Session, make_parser
 from .timing import Contestant
 
-SUBJECT = "Time batches of windows for relive and LeRobot's own dataset."
 PEER = "LeRobotDataset"
 FPS, HISTORY, CHUNK, BATCH_SIZE = 50, (-1, 0), 16, 32
 WINDOW = rl.Window.from_seconds(FPS, obs=[i / FPS for i in HISTORY], action=[i / FPS for i in range(CHUNK)])
@@ -49,8 +47,8 @@ class Case:
         return f"windows: {BATCH_SIZE} rows, history of {len(HISTORY)}, {CHUNK} actions{picture}"
 
     def frames(self) -> list[dict[str, np.ndarray]]:
-        """Yield the frames of each episode; a picture has its number in its first bytes, and noise elsewhere."""
-        rng, found = np.random.default_rng(0), []
+        """Return the frames of each episode; a picture is noise with the frame number in its first bytes."""
+        rng, episodes = np.random.default_rng(0), []
         for episode in range(self.episodes):
             number = episode * self.steps + np.arange(self.steps)
             state = rng.standard_normal((self.steps, 14)).astype(np.float32)
@@ -59,21 +57,21 @@ class Case:
             if self.image:
                 frames["image"] = rng.integers(0, 256, (self.steps, self.image, self.image, 3), np.uint8)
                 frames["image"][:, 0, 0, :2] = np.stack([number // 256, number % 256], 1)
-            found.append(frames)
-        return found
+            episodes.append(frames)
+        return episodes
 
 
 CASES = [Case("state", episodes=20, steps=200), Case("image", episodes=8, steps=100, image=96)]
 
 
-def filled(case: Case) -> rl.ReplayBuffer:
+def make_buffer(case: Case) -> rl.ReplayBuffer:
     """Return a buffer of all frames; the last frame of an episode is its own next observation."""
     obs: dict[str, Any] = {"state": 14}
     if case.image:
         obs["image"] = rl.Field((case.image, case.image, 3), torch.uint8)
     replay = rl.ReplayBuffer(case.episodes * (case.steps + 1), obs=obs, action=14, seed=0)
     for frames in case.frames():
-        led_to = np.minimum(np.arange(case.steps) + 1, case.steps - 1)
+        next_index = np.minimum(np.arange(case.steps) + 1, case.steps - 1)
         flags = np.zeros((2, case.steps), bool)
         flags[1, -1] = True
         replay.extend(
@@ -83,13 +81,13 @@ def filled(case: Case) -> rl.ReplayBuffer:
                 "reward": np.zeros(case.steps, np.float32),
                 "terminated": flags[0],
                 "truncated": flags[1],
-                "next_obs": {name: frames[name][led_to] for name in obs},
+                "next_obs": {name: frames[name][next_index] for name in obs},
             }
         )
     return replay
 
 
-def written(case: Case, folder: Path) -> Any:
+def write_dataset(case: Case, folder: Path) -> Any:
     """Return a LeRobot dataset of the same frames."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset  # pyright: ignore[reportMissingImports]
 
@@ -98,13 +96,13 @@ def written(case: Case, folder: Path) -> Any:
     if case.image:
         axes = ["height", "width", "channels"]
         features["observation.image"] = {"dtype": "image", "shape": (case.image, case.image, 3), "names": axes}
-    made = LeRobotDataset.create("relive/windows", FPS, features, root=folder, use_videos=False)
+    dataset = LeRobotDataset.create("relive/windows", FPS, features, root=folder, use_videos=False)
     for frames in case.frames():
         for t in range(case.steps):
             frame = {f"observation.{name}": frames[name][t] for name in frames if name != "action"}
-            made.add_frame({**frame, "action": frames["action"][t], "task": "drive"})
-        made.save_episode()
-    made.finalize()
+            dataset.add_frame({**frame, "action": frames["action"][t], "task": "drive"})
+        dataset.save_episode()
+    dataset.finalize()
     times: dict[str, list[float]] = {name: [i / FPS for i in HISTORY] for name in features if name != "action"}
     times["action"] = [i / FPS for i in range(CHUNK)]
     return LeRobotDataset("relive/windows", root=folder, delta_timestamps=times)
@@ -136,7 +134,7 @@ def check(case: Case, replay: rl.ReplayBuffer, dataset: Any) -> None:
 
 def enter(case: Case, folder: Path) -> tuple[Result, list[Contestant]]:
     """Return both contestants of a case after comparing their results."""
-    replay, dataset, result = filled(case), written(case, folder), Result(case.name, [])
+    replay, dataset, result = make_buffer(case), write_dataset(case, folder), Result(case.name, [])
     try:
         check(case, replay, dataset)
     except Refused as refusal:
@@ -151,47 +149,28 @@ def enter(case: Case, folder: Path) -> tuple[Result, list[Contestant]]:
     return result, [*contestants, Contestant(PEER, "peer", lambda: next(batches))]
 
 
-def run_here(session: Session, operations: Sequence[str]) -> list[tuple[Result, list[Line]]]:
+def run_here(session: Session) -> list[tuple[Result, list[Line]]]:
     """Time all cases; without LeRobot, report that it is missing."""
     if find_spec("lerobot") is None:
         session.about["missing"][PEER] = "not installed"
         return []
-    session.about["peers"][PEER] = version_of("lerobot")
-    judged = []
+    session.about["peers"][PEER] = installed_version("lerobot")
+    outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{folder}/cache", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
         for case in CASES:
-            if case.operation in operations:
+            if case.operation in session.options.only:
                 with session.console.status(case.name):
-                    judged.append(session.time(enter(case, Path(folder) / case.operation)))
-    return judged
-
-
-def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    names = ",".join(case.operation for case in CASES)
-    parser = parser_of("windows", SUBJECT)
-    parser.add_argument("--only", default=names, help=f"some of {names}")
-    parser.add_argument("--python", metavar="PATH", help="an interpreter with lerobot and the dependencies of relive")
-    options = parser.parse_args(arguments)
-    options.only = options.only.split(",")
-    if unknown := set(options.only) - set(names.split(",")):
-        parser.error(f"--only: expected some of {names}, got {','.join(sorted(unknown))}")
-    return options
+                    outcomes.append(session.time(enter(case, Path(folder) / case.operation)))
+    return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
-    options = options_of(arguments)
-    session = Session.of("windows", options)
-    options.json = options.json or RESULTS / file_name("windows", session.about)
-    session.finish(run_here(session, options.only))
-    if options.python and missing_in(options.json):
-        session.console.rule(f"with {options.python}")
-        merge(options.json, run_elsewhere(options.python, options.only, options.quick, "windows"))
-    for name, reason in missing_in(options.json).items():
-        session.console.print(f"[yellow]not timed[/yellow] {name}: {reason}", highlight=False)
-    return 0
+    parser = make_parser("windows", __doc__ or "", (case.operation for case in CASES))
+    add_python_option(parser)
+    session = Session.create("windows", parser.parse_args(arguments))
+    return finish_with_interpreters(session, run_here(session), lambda _: PEER)
 
 
 if __name__ == "__main__":

@@ -55,15 +55,15 @@ class CaseItem(pytest.Item):
             )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The expected and the actual result, without a traceback."""
+        """Return the expected and the actual result, without a traceback."""
         if isinstance(excinfo.value, Difference):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, None, str]:
-        """The place and name that pytest prints."""
+        """Return the location and the name that pytest prints."""
         return self.path, None, self.name
 
 
 class Difference(AssertionError):
-    """The buffer's result differs from the expected one."""
+    """Raised if the result of a buffer differs."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import relive as rl
 
-PILLARS, STEPS_A_PILLAR, PILLAR_AT, RADIUS, ROAD = 4, 24, 10, 0.3, 1.5
+PILLARS, STEPS_PER_PILLAR, PILLAR_AT, RADIUS, ROAD = 4, 24, 10, 0.3, 1.5
 SPEED, LAG, WIND = 0.08, 0.7, 0.03  # how far the wheels and the wind move a car sideways, and how slowly wheels turn
 DEMONSTRATIONS, CHUNK, MODES, BATCH_SIZE, UPDATES = 400, 12, 2, 256, 3_000
 SPREAD = 0.3  # noise of a demonstrator's actions
@@ -39,31 +39,31 @@ class Road:
     @property
     def obs(self) -> np.ndarray:
         """Observation: distance from the middle, and distance since the last pillar."""
-        way = np.full_like(self.place, self.time % STEPS_A_PILLAR / STEPS_A_PILLAR)
+        way = np.full_like(self.place, self.time % STEPS_PER_PILLAR / STEPS_PER_PILLAR)
         return np.stack([self.place, way], 1).astype(np.float32)
 
     @property
     def is_over(self) -> bool:
-        return self.time == PILLARS * STEPS_A_PILLAR
+        return self.time == PILLARS * STEPS_PER_PILLAR
 
     def step(self, action: np.ndarray) -> None:
         self.time += 1
         self.wheels = LAG * self.wheels + (1 - LAG) * np.clip(action, -1, 1)
         self.place = self.place + SPEED * self.wheels + self.rng.normal(0, WIND, len(self.place))
-        if self.time % STEPS_A_PILLAR == PILLAR_AT:
+        if self.time % STEPS_PER_PILLAR == PILLAR_AT:
             self.has_crashed |= np.abs(self.place) < RADIUS
         self.has_crashed |= np.abs(self.place) > ROAD
 
 
 def demonstrate(num_cars: int, seed: int) -> rl.ReplayBuffer:
-    """Drive along the road, past each pillar on a side chosen at random, and keep what was done."""
+    """Drive along the road, past each pillar on a random side, and record observations and actions."""
     rng = np.random.default_rng(seed)
     road = Road(num_cars, rng)
-    steps = PILLARS * STEPS_A_PILLAR
+    steps = PILLARS * STEPS_PER_PILLAR
     replay = rl.ReplayBuffer((steps + 1) * num_cars, obs=2, action=1, num_envs=num_cars, seed=seed)
     nothing, side = np.zeros(num_cars, bool), np.zeros(num_cars)
     while not road.is_over:
-        since = road.time % STEPS_A_PILLAR
+        since = road.time % STEPS_PER_PILLAR
         if since == 0:
             side = rng.choice([-1.0, 1.0], num_cars)
         # Away from the middle until the pillar, then back.
@@ -85,19 +85,19 @@ class ChunkPolicy(nn.Module):
         self.net = nn.Sequential(*hidden, nn.Linear(64, MODES * (1 + chunk)))
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """The logarithms of the chunks' probabilities [B, modes], and the chunks [B, modes, chunk]."""
+        """Return the logarithms of the chunks' probabilities [B, modes], and the chunks [B, modes, chunk]."""
         logits, actions = self.net(obs).split([MODES, MODES * self.chunk], -1)
         return logits.log_softmax(-1), actions.view(-1, MODES, self.chunk)
 
     def loss(self, obs: Tensor, action: Tensor, mask: Tensor) -> Tensor:
-        """Negative log-likelihood of chunks [B, chunk, 1], over the actions in `mask`."""
+        """Return negative log-likelihood of chunks [B, chunk, 1], over the actions in `mask`."""
         log_prob, chunks = self(obs)
         error = ((chunks - action.transpose(1, 2)).square() * mask.unsqueeze(1)).sum(-1)
         return -(log_prob - error / (2 * SPREAD**2)).logsumexp(-1).mean()
 
     @torch.no_grad()
     def choose(self, obs: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """A chunk [B, chunk] for each observation."""
+        """Return a chunk [B, chunk] for each observation."""
         log_prob, chunks = self(torch.from_numpy(obs))
         mode = torch.multinomial(log_prob.exp(), 1, generator=generator).squeeze(1)
         return chunks[torch.arange(len(chunks)), mode].numpy()
@@ -107,13 +107,13 @@ def score(policy: ChunkPolicy, seed: int) -> float:
     """Return the share of roads that are driven to their end, with every chunk executed whole."""
     road, generator = Road(COURSES, np.random.default_rng(seed)), torch.Generator().manual_seed(seed)
     while not road.is_over:
-        for action in policy.choose(road.obs, generator).T[: PILLARS * STEPS_A_PILLAR - road.time]:
+        for action in policy.choose(road.obs, generator).T[: PILLARS * STEPS_PER_PILLAR - road.time]:
             road.step(action)
     return float(1 - road.has_crashed.mean())
 
 
 def train(seed: int, updates: int = UPDATES, chunk: int = CHUNK) -> list[float]:
-    """Clone a policy; returns its scores, a tenth of the updates apart."""
+    """Clone a policy; return its scores, measured ten times."""
     torch.manual_seed(seed)
     replay, policy = demonstrate(DEMONSTRATIONS, seed), ChunkPolicy(chunk)
     optimizer = torch.optim.Adam(policy.parameters(), 1e-3)

@@ -27,12 +27,12 @@ from torch.nn import functional
 import relive as rl
 from relive.distributed import ReplayService
 
-ENVS_AN_ACTOR, ROUND, BLOCK = (
+ENVS_PER_ACTOR, ROUND, BLOCK = (
     2,
     100,
     25,
 )  # steps that an actor makes with the same weights, and steps per block
-CAPACITY, LEARNING_STARTS, BATCH_SIZE, BATCHES_A_ROUND = 40_000, 1_000, 256, 50
+CAPACITY, LEARNING_STARTS, BATCH_SIZE, BATCHES_PER_ROUND = 40_000, 1_000, 256, 50
 GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 1e-3, 0.01, 10.0
 
 
@@ -62,15 +62,15 @@ class Actor:
 
     def __init__(self, service: ReplayService, number: int, num_actors: int, seed: int) -> None:
         torch.set_num_threads(1)
-        self.env = gym.make_vec("CartPole-v1", ENVS_AN_ACTOR, "sync")
+        self.env = gym.make_vec("CartPole-v1", ENVS_PER_ACTOR, "sync")
         self.net = q_network(4, 2)
         self.rng = np.random.default_rng([seed, number])
         self.epsilon = 0.4 ** (1 + 7 * number / max(num_actors - 1, 1))
-        self.stats = rl.EpisodeStats(ENVS_AN_ACTOR, window=1_000)
-        first = number * ENVS_AN_ACTOR
-        self.writer = service.writer(range(first, first + ENVS_AN_ACTOR), block=BLOCK)
+        self.stats = rl.EpisodeStats(ENVS_PER_ACTOR, window=1_000)
+        first = number * ENVS_PER_ACTOR
+        self.writer = service.writer(range(first, first + ENVS_PER_ACTOR), block=BLOCK)
         self.obs, _ = self.env.reset(seed=seed * 1_000 + first)
-        self.resetting = np.zeros(ENVS_AN_ACTOR, np.bool_)
+        self.resetting = np.zeros(ENVS_PER_ACTOR, np.bool_)
 
     def collect(self, weights: dict[str, Tensor]) -> list[float]:
         """Collect a round of steps; returns the episode returns of that round."""
@@ -79,8 +79,8 @@ class Actor:
         for _ in range(ROUND):
             with torch.no_grad():
                 greedy = self.net(torch.as_tensor(self.obs)).argmax(-1).numpy()
-            explores = self.rng.random(ENVS_AN_ACTOR) < self.epsilon
-            action = np.where(explores, self.rng.integers(2, size=ENVS_AN_ACTOR), greedy)
+            explores = self.rng.random(ENVS_PER_ACTOR) < self.epsilon
+            action = np.where(explores, self.rng.integers(2, size=ENVS_PER_ACTOR), greedy)
             step = self.env.step(action)
             self.writer.add_step(self.obs, action, step)
             self.obs, reward, terminated, truncated, _ = step
@@ -100,14 +100,14 @@ def train(
     optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
 
     # Importance weights correct fully (beta = 1) only at the end, when the values have settled.
-    draws = total_steps // (ROUND * ENVS_AN_ACTOR) * BATCHES_A_ROUND
+    draws = total_steps // (ROUND * ENVS_PER_ACTOR) * BATCHES_PER_ROUND
     env = gym.make("CartPole-v1")
     service = ReplayService(
         f"apex-{seed}",
-        CAPACITY // (num_actors * ENVS_AN_ACTOR) * num_actors * ENVS_AN_ACTOR,
+        CAPACITY // (num_actors * ENVS_PER_ACTOR) * num_actors * ENVS_PER_ACTOR,
         env.observation_space,
         env.action_space,
-        num_envs=num_actors * ENVS_AN_ACTOR,
+        num_envs=num_actors * ENVS_PER_ACTOR,
         num_shards=num_shards,
         sampler=rl.Prioritized(alpha=0.6, beta=rl.Linear(0.4, 1.0, draws)),
         autoreset="NEXT_STEP",
@@ -120,12 +120,12 @@ def train(
         actors: list[Any] = [Actor.remote(service, number, num_actors, seed) for number in range(num_actors)]
         rounds = {actor.collect.remote(net.state_dict()): actor for actor in actors}
         episodes: list[tuple[int, float]] = []
-        for num_rounds in range(1, total_steps // (ROUND * ENVS_AN_ACTOR) + 1):
+        for num_rounds in range(1, total_steps // (ROUND * ENVS_PER_ACTOR) + 1):
             # An actor that has finished a round continues with the newest weights, while the learner learns.
             told = ray.wait(list(rounds))[0][0]
             actor = rounds.pop(told)
             rounds[actor.collect.remote(net.state_dict())] = actor
-            num_steps = num_rounds * ROUND * ENVS_AN_ACTOR
+            num_steps = num_rounds * ROUND * ENVS_PER_ACTOR
             if actor is actors[-1]:
                 episodes += [(num_steps, return_) for return_ in ray.get(told)]
             if num_steps % 5_000 == 0 and episodes:
@@ -135,7 +135,7 @@ def train(
                 continue
 
             optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1.0 - num_steps / total_steps)
-            for _ in range(BATCHES_A_ROUND):
+            for _ in range(BATCHES_PER_ROUND):
                 # Learn. Double: one network chooses the next action, the other evaluates it.
                 batch = service.sample(BATCH_SIZE, view)
                 next_obs = batch["next_obs"]

@@ -53,7 +53,7 @@ class Actor(nn.Module):
         self.net = mlp(num_inputs, 2 * num_actions)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """An action [B, A] and its log-probability [B]."""
+        """Return an action [B, A] and its log-probability [B]."""
         mean, log_std = self.net(obs).chunk(2, -1)
         normal = Normal(mean, log_std.clamp(*LOG_STD_RANGE).exp(), validate_args=False)
         raw = normal.rsample()
@@ -75,13 +75,13 @@ class Critics(nn.Module):
 
 
 def limited(replay: rl.ReplayBuffer) -> rl.RateLimit:
-    """One batch for every step, in either process."""
-    ratio = {"samples_per_insert": BATCH_SIZE, "tolerance": 100 * BATCH_SIZE}  # a hundred steps apart at most
+    """Limit the rate to one batch per step, in both processes."""
+    ratio = {"samples_per_insert": BATCH_SIZE, "tolerance": 100 * BATCH_SIZE}  # at most a hundred steps apart
     return rl.RateLimit(replay, **ratio, min_size=LEARNING_STARTS, timeout=60.0)
 
 
 def act(handle: Any, actor: Actor, seed: int, total_steps: int, episodes: Any, stop: Event) -> None:
-    """The actor's process: steps into the buffer, finished episodes into the queue."""
+    """Act in a separate process; put steps into the buffer and finished episodes into the queue."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     limit = limited(rl.connect(handle))
@@ -123,7 +123,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
     env.close()
 
     def update(batch: TensorDict) -> None:
-        # The critics,
+        # Update the critics.
         alpha = log_alpha.detach().exp()
         with torch.no_grad():
             next_action, next_log_prob = actor(batch["next_obs"])
@@ -134,13 +134,13 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
         critic_optimizer.zero_grad()
         critic_loss.backward()
         critic_optimizer.step()
-        # the actor,
+        # Update the actor.
         new_action, log_prob = actor(batch["obs"])
         actor_loss = (alpha * log_prob - torch.minimum(*critics(batch["obs"], new_action))).mean()
         actor_optimizer.zero_grad()
         actor_loss.backward()
         actor_optimizer.step()
-        # and the weight of entropy: the target entropy is one nat less than 0 for each dimension.
+        # Update the weight of entropy: the target is −1 nat per action dimension.
         alpha_loss = -(log_alpha.exp() * (log_prob.detach() - num_actions)).mean()
         alpha_optimizer.zero_grad()
         alpha_loss.backward()

@@ -33,7 +33,7 @@ Obs = dict[str, Any]
 
 
 class Positions(gym.ObservationWrapper[Obs, np.int64, np.ndarray]):
-    """CartPole for two: "state" is everything, "seen" the last positions of cart and pole, without velocities."""
+    """CartPole with two observations: "state" is complete, "seen" has the last positions without velocities."""
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
@@ -92,7 +92,7 @@ class Student(nn.Module):
 
 
 def train_teacher(seed: int, total_steps: int) -> Teacher:
-    """PPO, as in ppo.py."""
+    """Train the teacher with PPO, as in ppo.py."""
     env, stats = make(NUM_ENVS), rl.EpisodeStats(NUM_ENVS)
     teacher = Teacher()
     optimizer = torch.optim.Adam(teacher.parameters(), LEARNING_RATE, eps=1e-5)
@@ -129,7 +129,7 @@ def train_teacher(seed: int, total_steps: int) -> Teacher:
 
 
 def distill(seed: int, teacher: Teacher, rounds: int) -> Student:
-    """DAgger: the teacher acts alone in the first round, and half as often in each round after it.
+    """Run DAgger: the teacher acts alone in the first round, and half as often in each later round.
 
     Students of different rounds differ; the best one is returned.
     """
@@ -164,7 +164,7 @@ def distill(seed: int, teacher: Teacher, rounds: int) -> Student:
 
 
 def score(policy: Callable[[Any], Tensor], seed: int) -> float:
-    """The mean return of the best actions, over the first episode of each of many environments."""
+    """Return the mean return of the greedy policy over the first episodes of many environments."""
     env, stats = make(EPISODES), rl.EpisodeStats(EPISODES)
     obs, _ = env.reset(seed=1000 * seed)
     running = np.ones(EPISODES, bool)
@@ -179,7 +179,7 @@ def score(policy: Callable[[Any], Tensor], seed: int) -> float:
 
 
 def run(seed: int, teacher_steps: int = TEACHER_STEPS, rounds: int = ROUNDS) -> tuple[float, float]:
-    """Train both and return what they reach."""
+    """Train teacher and student and return their scores."""
     torch.manual_seed(seed)
     teacher = train_teacher(seed, teacher_steps)
     student = distill(seed, teacher, rounds)

@@ -59,7 +59,7 @@ class FlipBits(gym.Env[Obs, np.int64]):
 
 
 def judge(achieved: Tensor, goal: Tensor, rows: TensorDict) -> tuple[Tensor, Tensor]:
-    """The environment's rule for a batch of steps: reward and terminated, from what each step led to."""
+    """Return reward and terminated of a batch of steps by the environment's rule."""
     arrived = (achieved == goal).all(-1)
     return arrived.float() - 1.0, arrived
 

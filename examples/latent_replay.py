@@ -57,7 +57,7 @@ class Model(nn.Module):
         self.head = nn.Sequential(nn.Linear(LATENT, LATENT), nn.SiLU(), nn.Linear(LATENT, 2))
 
     def forward(self, obs: Tensor, action: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The states [B, L + 1, H] before each step and after the last one; the predicted observations [B, L, 2]."""
+        """Return the states [B, L + 1, H] before each step and after the last, and the predictions [B, L, 2]."""
         states = [state]
         for t in range(obs.shape[1]):
             states.append(self.cell(torch.cat([obs[:, t], action[:, t]], 1), states[-1]))
@@ -78,7 +78,7 @@ def learn(model: Model, optimizer: torch.optim.Optimizer, replay: rl.ReplayBuffe
 
 @torch.no_grad()
 def evaluate(model: Model, seed: int) -> float:
-    """Mean squared error of the predicted speeds in the second half of new episodes."""
+    """Return mean squared error of the predicted speeds in the second half of new episodes."""
     random = np.random.default_rng(seed)
     current, speed = random.normal(0, 0.3, (EVALUATED, 2)), np.zeros((EVALUATED, 2))
     state, errors = torch.zeros(EVALUATED, LATENT), []

@@ -22,7 +22,7 @@ from relive import EpisodeStats, Field, RolloutBuffer, normalize
 LENGTH, TIME_LIMIT = 8, 30
 NUM_ENVS, NUM_STEPS, TOTAL_STEPS = 16, 64, 40_000
 GAMMA, LAM, EPOCHS, BATCH_SIZE, LEARNING_RATE, CLIP, ENTROPY = 0.95, 0.95, 6, 256, 2e-3, 0.2, 0.01
-SEES = {"porter": 2, "guest": 3}
+OBS_SIZES = {"porter": 2, "guest": 3}
 """Size of each agent's observation. Their actions: left, right, and press (porter) or enter (guest)."""
 SOLVED = 1.2
 """The return of both agents together if they hardly ever stray; a random policy gets less than -3."""
@@ -36,7 +36,7 @@ class House:
     Each gets 1 and leaves when done. Pressing elsewhere and entering where it is closed cost 0.2, a step costs 0.03.
     """
 
-    possible_agents = tuple(SEES)
+    possible_agents = tuple(OBS_SIZES)
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -71,11 +71,11 @@ class House:
 
 
 def everyone(seen: ByAgent, gone: ByAgent) -> ByAgent:
-    """The observations of all agents, also of those that have left: PettingZoo leaves them out, a buffer needs each."""
-    here = {agent: agent in seen and not gone.get(agent, False) for agent in SEES}
+    """Return an observation for every agent; PettingZoo omits agents that have left, a buffer needs all."""
+    here = {agent: agent in seen and not gone.get(agent, False) for agent in OBS_SIZES}
     return {
         agent: {"sees": seen[agent] if here[agent] else np.zeros(size, np.float32), "alive": float(here[agent])}
-        for agent, size in SEES.items()
+        for agent, size in OBS_SIZES.items()
     }
 
 
@@ -91,17 +91,17 @@ class Team(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        everything = sum(SEES.values()) + len(SEES)
-        self.actor = nn.ModuleDict({agent: mlp(size, 3) for agent, size in SEES.items()})
-        self.critic = nn.ModuleDict({agent: mlp(everything, 1) for agent in SEES})
+        everything = sum(OBS_SIZES.values()) + len(OBS_SIZES)
+        self.actor = nn.ModuleDict({agent: mlp(size, 3) for agent, size in OBS_SIZES.items()})
+        self.critic = nn.ModuleDict({agent: mlp(everything, 1) for agent in OBS_SIZES})
 
     def policy(self, obs: Any) -> dict[str, Categorical]:
-        return {agent: Categorical(logits=self.actor[agent](obs[agent]["sees"])) for agent in SEES}
+        return {agent: Categorical(logits=self.actor[agent](obs[agent]["sees"])) for agent in OBS_SIZES}
 
     def value(self, obs: Any) -> dict[str, Tensor]:
-        """The values [B] of each agent; 0 for an agent that has left."""
-        joint = torch.cat([part for a in SEES for part in (obs[a]["sees"], obs[a]["alive"].unsqueeze(-1))], -1)
-        return {agent: self.critic[agent](joint).squeeze(-1) * obs[agent]["alive"] for agent in SEES}
+        """Return the values [B] of each agent; 0 for an agent that has left."""
+        joint = torch.cat([part for a in OBS_SIZES for part in (obs[a]["sees"], obs[a]["alive"].unsqueeze(-1))], -1)
+        return {agent: self.critic[agent](joint).squeeze(-1) * obs[agent]["alive"] for agent in OBS_SIZES}
 
 
 def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
@@ -115,10 +115,10 @@ def train(seed: int, total_steps: int) -> list[float]:
     team = Team()
     optimizer = torch.optim.Adam(team.parameters(), LEARNING_RATE)
     stats = EpisodeStats(NUM_ENVS, window=total_steps)  # of both agents together, wide enough for every episode
-    each = dict.fromkeys(SEES, ())
+    each = dict.fromkeys(OBS_SIZES, ())
     rollout = RolloutBuffer(
-        NUM_STEPS, NUM_ENVS, obs={agent: {"sees": size, "alive": ()} for agent, size in SEES.items()},
-        action=dict.fromkeys(SEES, Field((), torch.int64)), reward=each, value=each, stats=stats, seed=seed,
+        NUM_STEPS, NUM_ENVS, obs={agent: {"sees": size, "alive": ()} for agent, size in OBS_SIZES.items()},
+        action=dict.fromkeys(OBS_SIZES, Field((), torch.int64)), reward=each, value=each, stats=stats, seed=seed,
     )  # fmt: skip
 
     obs = [everyone(env.reset()[0], {}) for env in envs]
@@ -130,12 +130,12 @@ def train(seed: int, total_steps: int) -> list[float]:
             now = stack(obs)
             with torch.no_grad():
                 policy, value = team.policy(now), team.value(now)
-                action = {agent: policy[agent].sample() for agent in SEES}
-                log_prob = {agent: policy[agent].log_prob(action[agent]) for agent in SEES}
+                action = {agent: policy[agent].sample() for agent in OBS_SIZES}
+                log_prob = {agent: policy[agent].log_prob(action[agent]) for agent in OBS_SIZES}
             rewards, finals, terminated, truncated = [], [], np.zeros(NUM_ENVS, bool), np.zeros(NUM_ENVS, bool)
             for i, env in enumerate(envs):
                 seen, reward, gone, cut, _ = env.step({agent: action[agent][i] for agent in env.agents})
-                rewards.append({agent: reward.get(agent, 0.0) for agent in SEES})
+                rewards.append({agent: reward.get(agent, 0.0) for agent in OBS_SIZES})
                 obs[i] = everyone(seen, gone)
                 finals.append(obs[i])
                 if not env.agents:  # the episode is over for all: by the clock, or because each is done
@@ -151,13 +151,13 @@ def train(seed: int, total_steps: int) -> list[float]:
         with torch.no_grad():
             last_value, final_value = team.value(stack(obs)), team.value(rollout.final_obs)
         rollout.compute_advantage(last_value, final_value=final_value, gamma=GAMMA, lam=LAM)
-        alive = {agent: rollout["obs", agent, "alive"] > 0 for agent in SEES}
-        rollout.attach(advantage={a: normalize(rollout["advantage", a], alive[a]) for a in SEES})
+        alive = {agent: rollout["obs", agent, "alive"] > 0 for agent in OBS_SIZES}
+        rollout.attach(advantage={a: normalize(rollout["advantage", a], alive[a]) for a in OBS_SIZES})
 
         # Learn.
         for batch in rollout.minibatches(BATCH_SIZE, epochs=EPOCHS):
             policy, value, loss = team.policy(batch["obs"]), team.value(batch["obs"]), torch.zeros(())
-            for agent in SEES:
+            for agent in OBS_SIZES:
                 ratio = (policy[agent].log_prob(batch["action", agent]) - batch["log_prob", agent]).exp()
                 advantage, weight = batch["advantage", agent], batch["obs", agent, "alive"]
                 gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - CLIP, 1.0 + CLIP) * advantage)

@@ -75,7 +75,7 @@ class Agent(nn.Module):
         nn.init.orthogonal_(self.actor.weight, 0.01)
 
     def forward(self, obs: Any) -> tuple[Categorical, Tensor]:
-        """The policy and the value [B]; `obs` is a dict or a TensorDict."""
+        """Return the policy and the value [B]; `obs` is a dict or a TensorDict."""
         parts = [self.image(obs["image"] / 255.0), self.goal(obs["goal"])]
         hidden = self.body(torch.cat(parts, -1))
         return Categorical(logits=self.actor(hidden)), self.critic(hidden).squeeze(-1)

@@ -26,7 +26,7 @@ import relive as rl
 
 NUM_ENVS, NUM_STEPS, TOTAL_STEPS = 8, 64, 80_000
 GAMMA, LAM, EPOCHS, BATCH_SIZE, LEARNING_RATE, CLIP = 0.98, 0.9, 8, 256, 1e-3, 0.2
-FAR, TILTED = 2.4, np.radians(12)  # where CartPole ends an episode
+MAX_DISTANCE, MAX_ANGLE = 2.4, np.radians(12)  # bounds at which CartPole ends an episode
 
 
 class Agent(nn.Module):
@@ -73,7 +73,7 @@ def train(log_dir: Path, seed: int, total_steps: int) -> dict[str, float]:
                 action = policy.sample()
                 log_prob = policy.log_prob(action)
             step = env.step(action.numpy())
-            ends = {"tilted": abs(step[0][:, 2]) > TILTED, "far": abs(step[0][:, 0]) > FAR}
+            ends = {"tilted": abs(step[0][:, 2]) > MAX_ANGLE, "far": abs(step[0][:, 0]) > MAX_DISTANCE}
             rollout.add_step(obs, action, step, value=value, log_prob=log_prob, **ends)
             obs = step[0]
 

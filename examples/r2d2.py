@@ -57,14 +57,14 @@ class Net(nn.Module):
         self.head = nn.Linear(2 * HIDDEN, num_actions)
 
     def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Values [B, A] of one step and the state [B, H] after it."""
+        """Return values [B, A] of one step and the state [B, H] after it."""
         features = self.encoder(obs)
         if self.cell is not None:
             state = self.cell(features, state)
         return self.head(torch.cat([features, state], 1)), state
 
     def over(self, obs: Tensor, state: Tensor, train: Tensor) -> Tensor:
-        """Values [B, L, A] of sequences; no gradient goes through the states of burn-in."""
+        """Return values [B, L, A] of sequences; no gradient goes through the states of burn-in."""
         values = []
         for j in range(obs.shape[1]):
             value, state = self(obs[:, j], state)
@@ -75,7 +75,7 @@ class Net(nn.Module):
 
 
 def learn(net: Net, target: Net, optimizer: torch.optim.Optimizer, replay: rl.ReplayBuffer) -> None:
-    """One update of double Q-learning on sequences, and the new priorities of their rows."""
+    """Make one update of double Q-learning on sequences and update the priorities of their rows."""
     batch = replay.sample(BATCH_SIZE, rl.Sequence(LENGTH, BURN_IN))
     train = batch["train"]
     # Position 0 is the step that the stored state belongs to; from there each step leads to the next one.

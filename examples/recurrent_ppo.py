@@ -27,7 +27,7 @@ class Settings:
     num_envs: int = 16
     num_steps: int = 128
     sequence: int = 32
-    sequences_a_batch: int = 16
+    sequences_per_batch: int = 16
     gamma: float = 0.98
     lam: float = 0.9
     epochs: int = 8
@@ -38,7 +38,7 @@ class Settings:
 
 
 class WithoutVelocities(gym.ObservationWrapper[np.ndarray, int, np.ndarray]):
-    """CartPole's positions only: where the cart is and how the pole leans, not how either moves."""
+    """CartPole with positions only: the cart's place and the pole's angle, without velocities."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -60,7 +60,7 @@ class Net(nn.Module):
         self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), last)
 
     def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs for obs [B, L, …] from the states [B, H] before them, and the states after them."""
+        """Return outputs for obs [B, L, …] from the states [B, H] before them, and the states after them."""
         features = self.encoder(obs)
         if self.gru is not None:
             features, last = self.gru(features, state.unsqueeze(0))
@@ -77,7 +77,7 @@ class Agent(nn.Module):
         self.critic = Net(num_inputs, 1, hidden, memory=memory, last_gain=1.0)
 
     def forward(self, obs: Tensor, state: Mapping[str, Tensor]) -> tuple[Categorical, Tensor, dict[str, Tensor]]:
-        """Policies and values [B, L], and the states after the last step."""
+        """Return policies and values [B, L], and the states after the last step."""
         logits, actor = self.actor(obs, state["actor"])
         value, critic = self.critic(obs, state["critic"])
         return Categorical(logits=logits), value.squeeze(-1), {"actor": actor, "critic": critic}
@@ -85,7 +85,7 @@ class Agent(nn.Module):
 
 @torch.no_grad()
 def act(agent: Agent, obs: np.ndarray, state: Mapping[str, Tensor]) -> tuple[Categorical, Tensor, dict[str, Tensor]]:
-    """One step of every environment."""
+    """Return policies, values [N] and the next states for one step of every environment."""
     policy, value, after = agent(torch.as_tensor(obs).unsqueeze(1), state)
     return Categorical(logits=policy.logits.squeeze(1)), value.squeeze(1), after
 
@@ -128,7 +128,7 @@ def train(seed: int, total_steps: int, *, memory: bool) -> list[tuple[int, float
         # Learn.
         optimizer.param_groups[0]["lr"] = settings.learning_rate * max(1.0 - num_steps / total_steps, 0.05)
         batches = rollout.sequences(
-            settings.sequence, batch_size=settings.sequences_a_batch, epochs=settings.epochs, shuffle=True
+            settings.sequence, batch_size=settings.sequences_per_batch, epochs=settings.epochs, shuffle=True
         )
         for batch in batches:
             policy, value, _ = agent(batch["obs"], batch["state"])

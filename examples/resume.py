@@ -60,7 +60,7 @@ class Training:
             old.unlink()
 
     def load(self, folder: Path) -> bool:
-        """Load the newest pair in the folder; returns False if there is none."""
+        """Load the newest pair in the folder; return False if there is none."""
         saved = learners(folder)
         if not saved:
             return False
@@ -76,13 +76,13 @@ class Training:
         return True
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """Actions of all environments, some of them at random."""
+        """Return actions of all environments, some of them at random."""
         with torch.no_grad():
             greedy = self.net(torch.as_tensor(obs)).argmax(-1).numpy()
         return np.where(self.random.random(NUM_ENVS) < EPSILON, self.random.integers(2, size=NUM_ENVS), greedy)
 
     def learn(self) -> None:
-        """One update of double Q-learning."""
+        """Make one update of double Q-learning."""
         batch = self.replay.sample(BATCH_SIZE, rl.NStep(N_STEP, GAMMA))
         with torch.no_grad():
             following = q_of(self.target, batch["next_obs"], self.net(batch["next_obs"]).argmax(-1))
@@ -103,7 +103,7 @@ def q_of(net: nn.Module, obs: Tensor, action: Tensor) -> Tensor:
 
 
 def learners(folder: Path) -> list[tuple[int, Path]]:
-    """The saved learners with their numbers, the oldest first."""
+    """Return the saved learners with their numbers, the oldest first."""
     return sorted((int(file.stem.removeprefix("learner-")), file) for file in folder.glob("learner-*.pt"))
 
 

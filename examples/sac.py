@@ -47,7 +47,7 @@ class Actor(nn.Module):
         self.net = mlp(num_inputs, 2 * num_actions)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """An action [B, A] and its log-probability [B]."""
+        """Return an action [B, A] and its log-probability [B]."""
         mean, log_std = self.net(obs).chunk(2, -1)
         normal = Normal(mean, log_std.clamp(*LOG_STD_RANGE).exp(), validate_args=False)
         raw = normal.rsample()
@@ -102,7 +102,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
         if num_steps < LEARNING_STARTS:
             continue
 
-        # Learn: the critics,
+        # Learn. Update the critics.
         batch = replay.sample(BATCH_SIZE)
         alpha = log_alpha.detach().exp()
         with torch.no_grad():
@@ -114,13 +114,13 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
         critic_optimizer.zero_grad()
         critic_loss.backward()
         critic_optimizer.step()
-        # the actor,
+        # Update the actor.
         new_action, log_prob = actor(batch["obs"])
         actor_loss = (alpha * log_prob - torch.minimum(*critics(batch["obs"], new_action))).mean()
         actor_optimizer.zero_grad()
         actor_loss.backward()
         actor_optimizer.step()
-        # and the weight of entropy: the target entropy is one nat less than 0 for each dimension.
+        # Update the weight of entropy: the target is −1 nat per action dimension.
         alpha_loss = -(log_alpha.exp() * (log_prob.detach() - num_actions)).mean()
         alpha_optimizer.zero_grad()
         alpha_loss.backward()

@@ -18,7 +18,6 @@ if not (torch.cuda.is_available() and "cuda" in " ".join([os.environ.get("RELIVE
 
 from relive import kernels
 from tests.tiers import select
-from tests.times import Times
 from tests.totals import take_lines
 
 # No deadline: a busy machine must not fail a test.
@@ -46,7 +45,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _totals: list[str] = []
-_times = Times()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,20 +57,18 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Collect the lines of `tell` and the duration of each test."""
-    _times.add(report.nodeid, report.duration)
+    """Collect the lines of `tell`, each with the duration of its test."""
     if report.when == "call":
         told = (line for name, line in report.user_properties if name == "told")
         _totals.extend(f"{line} [{report.outcome}, {report.duration:.1f} s]" for line in told)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the lines of `tell` and a table of durations."""
-    for title, lines in (("what was tried", _totals), ("where the time went", list(_times.lines()))):
-        if lines:
-            terminalreporter.section(title)
-        for line in lines:
-            terminalreporter.write_line(line)
+    """Print the lines of `tell`."""
+    if _totals:
+        terminalreporter.section("what was tried")
+    for line in _totals:
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

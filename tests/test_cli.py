@@ -48,7 +48,7 @@ def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert parts["kernels"] == relive.kernels.backend()
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_the_version_equals_pyproject() -> None:
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'\nversion = "{relive.__version__}"\n' in project
 
@@ -62,7 +62,7 @@ def test_python_dash_m_is_the_same_command(capsys: pytest.CaptureFixture[str], m
 
 
 @pytest.mark.thorough
-def test_a_reader_that_goes_away_is_no_traceback() -> None:
+def test_a_closed_output_pipe_prints_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "relive", "version"]
@@ -87,7 +87,7 @@ def test_wrong_usage_exits_with_two(arguments: list[str], says: str, capsys: pyt
     assert says in capsys.readouterr().err
 
 
-def test_without_relive_conformance_a_sentence_says_how_to_install_it(
+def test_without_relive_conformance_the_error_names_the_installation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relive.cli.find_spec", lambda name: None)
@@ -98,7 +98,7 @@ def test_without_relive_conformance_a_sentence_says_how_to_install_it(
     )
 
 
-def test_conformance_is_the_command_of_its_own_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_relive_conformance_runs_the_separate_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "--json", "--cases", "T1", "--libraries", "relive"]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["outcomes"] == {"T1": {"status": "pass"}}
     with pytest.raises(SystemExit) as stop:
@@ -107,7 +107,7 @@ def test_conformance_is_the_command_of_its_own_package(capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("usage: relive conformance [-h]")
 
 
-def test_whole_checkpoints_have_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_a_line_per_intact_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old_checkpoint("uniform", tmp_path)
     assert main(["check", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "1: whole\n2: whole\n"
@@ -115,7 +115,7 @@ def test_whole_checkpoints_have_a_line_each(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out) == [{"checkpoint": n, "whole": True, "wrong": None} for n in (1, 2)]
 
 
-def test_a_damaged_checkpoint_is_told_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_the_damaged_file_and_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old_checkpoint("rollout", tmp_path)
     state = tmp_path / "state" / "00000001.bin"
     state.write_bytes(bytes(state.stat().st_size))
@@ -128,14 +128,14 @@ def test_a_damaged_checkpoint_is_told_with_its_place(tmp_path: Path, capsys: pyt
     assert [(each["whole"], each["wrong"]) for each in contents] == [(False, first.removeprefix("1: ")), (True, None)]
 
 
-def test_where_nothing_was_saved_the_answer_is_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checking_an_empty_folder_exits_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "nowhere")]) == 1
     assert "relive check: " in (contents := capsys.readouterr()).err
     assert "expected a folder of checkpoints, got no file FORMAT in it" in contents.err
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_sampler_that_only_its_maker_can_make_again_does_not_make_rows_less_whole(
+def test_check_accepts_rows_of_a_sampler_that_cannot_be_loaded(
     on_disk: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if on_disk:
@@ -158,7 +158,7 @@ def saved(tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
-def test_a_checkpoint_is_told_in_words(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_describes_a_checkpoint(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", saved]) == 0
     text = capsys.readouterr().out
     assert "stored   2, 2 of them whole" in text
@@ -173,7 +173,7 @@ def test_json_is_the_report_and_nothing_else(saved: str, capsys: pytest.CaptureF
     assert actual["episodes"]["returns"]["mean"] == (3 + 10) / 2
 
 
-def test_a_page_is_written_where_it_is_asked_for(
+def test_inspect_writes_a_page_to_the_given_path(
     saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "new" / "report.html"
@@ -184,7 +184,7 @@ def test_a_page_is_written_where_it_is_asked_for(
     json.loads(capsys.readouterr().out)
 
 
-def test_what_cannot_be_read_is_said_with_exit_code_one(
+def test_inspecting_an_unreadable_path_exits_with_one(
     saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(tmp_path / "nowhere")]) == 1
@@ -216,7 +216,7 @@ def disk_memory(root: Path, sampler: Any) -> rl.ReplayBuffer:
     [rl.Uniform(), rl.Prioritized(), rl.Prioritized(beta=float), rl.Counted(rl.Prioritized(beta=float)), Own()],
     ids=["uniform", "prioritized", "a function", "counted", "own"],
 )
-def test_disk_memory_is_read_and_left_as_it_is(
+def test_inspect_reads_disk_memory_without_changing_it(
     sampler: Any, is_closed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replay = disk_memory(tmp_path, sampler)
@@ -237,16 +237,14 @@ def test_disk_memory_is_read_and_left_as_it_is(
 
 
 @pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="disk memory needs the native core")
-def test_disk_memory_that_is_in_use_is_said_with_exit_code_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspecting_disk_memory_in_use_exits_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with disk_memory(tmp_path, rl.Uniform()) as replay:
         assert main(["inspect", str(tmp_path)]) == 1
         assert "expected one process at a time, got a folder that another process uses" in capsys.readouterr().err
         assert len(replay) == 10
 
 
-def test_eighty_columns_are_enough_for_the_fields(
+def test_inspect_fits_80_columns(
     saved: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -292,6 +290,8 @@ def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str, monkeypat
 
 
 @pytest.mark.parametrize("command", ["inspect", "check"])
-def test_errors_show_what_a_path_would_do(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_escape_control_characters_of_a_path(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([command, str(tmp_path / "no\x1b[2Jfolder[/a]")]) == 1
     assert r"no\x1b[2Jfolder[/a]" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from tensordict import TensorDict
 import relive as rl
 import relive.distillation
 from tests.conftest import BACKENDS
+from tests.faults.digest import digest
 from tests.scripted import act, step_and_reset, vector
 
 
@@ -74,7 +75,7 @@ class TestAdding:
         sizes=st.lists(st.one_of(st.none(), st.integers(0, 20), st.sampled_from(["round", "clear"])), max_size=12),
         kernels=st.sampled_from(sorted(BACKENDS)),
     )
-    def test_it_is_a_deque_of_rows_however_they_come(self, capacity: int, sizes: list[Any], kernels: str) -> None:
+    def test_the_buffer_equals_a_deque_of_rows(self, capacity: int, sizes: list[Any], kernels: str) -> None:
         with BACKENDS[kernels]():
             buffer = rl.DistillationBuffer(capacity, obs=2, action=())
             expected: deque[tuple[int, int, float, float]] = deque(maxlen=capacity)
@@ -136,13 +137,13 @@ class TestAdding:
         assert torch.equal(buffer[[0, 2]]["obs"], ones[:2])
         buffer.mix(ones[:, 0], ones[:, 1], 0.5)
 
-    def test_stacks_are_stored_as_they_are(self) -> None:
+    def test_stacked_observations_are_stored_whole(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=rl.Stacked(2, 3), action=())
         stack = torch.arange(6.0).view(2, 3)
         buffer.add(stack, 1.0)
         assert torch.equal(buffer[0]["obs"], stack)
 
-    def test_what_was_passed_may_be_changed_afterwards_and_so_may_batches(self, backend: str) -> None:
+    def test_inputs_and_batches_are_copies(self, backend: str) -> None:
         obs, action = (x.numpy() for x in rows(0, 4))
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add(obs, action)
@@ -162,7 +163,7 @@ class TestAdding:
         buffer.add(obs, action.requires_grad_())
         assert not buffer.sample(2)["action"].requires_grad
 
-    def test_a_declared_buffer_has_its_memory_at_once_and_says_how_much(self) -> None:
+    def test_a_declared_buffer_allocates_at_construction_and_reports_its_bytes(self) -> None:
         assert rl.DistillationBuffer(10, obs=3, action=(), extra={"logits": 2}).nbytes == 10 * (3 + 1 + 2) * 4
         with pytest.raises(MemoryError, match="capacity: expected at most"):
             rl.DistillationBuffer(10**10, obs=1000, action=())
@@ -180,7 +181,9 @@ class TestInferring:
             ([True, False, True], (), torch.bool),
         ],
     )
-    def test_the_first_add_tells_shape_and_dtype(self, action: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def test_the_first_add_declares_shape_and_dtype(
+        self, action: Any, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         assert buffer.nbytes == 0
         buffer.add(rows(0, 3)[0], action)
@@ -216,7 +219,7 @@ class TestInferring:
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], 3, mean=[0.0])
         obs = rows(0, 3)[0]
-        before = state(buffer)
+        before = digest(buffer)
         for action, extra, message in [
             (np.zeros(3), {"mean": np.zeros((3, 1))}, "action: expected int64, got float64"),
             (np.zeros((3, 1), int), {"mean": np.zeros((3, 1))}, r"action: expected shape \(3,\) for 3 rows"),
@@ -225,14 +228,14 @@ class TestInferring:
         ]:  # fmt: skip
             with pytest.raises(rl.SchemaError, match=message):
                 buffer.add(obs, action, **extra)
-            assert state(buffer) == before
+            assert digest(buffer) == before
         buffer.clear()
         with pytest.raises(rl.SchemaError, match="action: expected int64"):
             buffer.add(obs, np.zeros(3), mean=np.zeros((3, 1)))
 
-    def test_a_first_add_that_fails_tells_nothing(self) -> None:
+    def test_a_failed_first_add_declares_no_fields(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2, extra={"logits": 4})
-        before, obs = state(buffer), rows(0, 3)[0]
+        before, obs = digest(buffer), rows(0, 3)[0]
         for action, extra, message in [
             (np.zeros((2, 5)), {"logits": np.zeros((3, 4))}, r"action: expected shape \(3, 5\) for 3 rows"),
             (1.0, {"logits": np.zeros((3, 4))}, r"action: expected shape \(3,\) for 3 rows, got \(\)"),
@@ -244,11 +247,11 @@ class TestInferring:
         ]:  # fmt: skip
             with pytest.raises(rl.SchemaError, match=message):
                 buffer.add(obs, action, **extra)
-            assert state(buffer) == before
+            assert digest(buffer) == before
         buffer.add(obs, np.zeros((3, 2)), logits=np.zeros((3, 4)))
         assert len(buffer) == 3
 
-    def test_a_declared_action_means_that_everything_is_declared(self) -> None:
+    def test_with_a_declared_action_every_field_must_be_declared(self) -> None:
         with pytest.raises(rl.SchemaError, match="mean: expected a declared field"):
             filled(0).add([0, 0], 1.0, mean=0.0)
 
@@ -280,12 +283,12 @@ class TestRefusing:
             (np.zeros((3, 2)), np.zeros(3, complex), "action: expected float32, got complex128"),
         ],
     )
-    def test_what_does_not_fit_is_refused_and_nothing_changes(self, obs: Any, action: Any, message: str) -> None:
+    def test_wrong_shapes_and_dtypes_are_refused_and_nothing_changes(self, obs: Any, action: Any, message: str) -> None:
         buffer = filled(5)
-        before = state(buffer)
+        before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
             buffer.add(obs, action)
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
     def test_an_empty_batch_adds_no_rows(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=rl.Field((), torch.int32))
@@ -311,7 +314,7 @@ class TestSampling:
         assert set(counts) == set(range(max(0, count - 16), count))
         expected = draws / len(buffer)
         chi_squared = sum((n - expected) ** 2 / expected for n in counts.values())
-        assert chi_squared < 40  # 15 degrees of freedom: p < 0.0005
+        assert chi_squared < 40  # χ² with 15 degrees of freedom: p < 0.0005
 
     def test_an_empty_buffer_cannot_be_sampled(self) -> None:
         for buffer in (filled(0), rl.DistillationBuffer(4, obs=2), filled(3)):
@@ -320,7 +323,7 @@ class TestSampling:
                 with pytest.raises(rl.NotReadyError, match="expected at least 1 stored row, got 0. Add rows first."):
                     read(buffer)
 
-    def test_the_same_seed_draws_the_same_and_nobody_elses_generator_is_touched(self, backend: str) -> None:
+    def test_the_seed_decides_the_draws_and_global_generators_are_unchanged(self, backend: str) -> None:
         torch.manual_seed(0)
         random.seed(0)
         others = torch.get_rng_state().tolist(), random.getstate()
@@ -357,17 +360,17 @@ class TestSampling:
     def test_an_out_in_the_memory_of_the_buffer_is_refused_before_anything_is_drawn(self, backend: str) -> None:
         buffer = filled(10)
         out = buffer.sample(4)
-        out["obs"] = buffer._columns[0][2:6]
-        before = state(buffer)
+        out["obs"] = buffer.state_dict()["rows"]["column0"].squeeze(1)[2:6]
+        before = digest(buffer)
         for read in (buffer.sample, partial(buffer.epochs, drop_last=True)):
             with pytest.raises(rl.SchemaError, match=r"out\.obs: expected memory outside the buffer"):
                 list(read(4, out=out))
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
     def test_an_out_that_does_not_fit_is_refused_before_anything_is_drawn(self) -> None:
         buffer = filled(10)
         out = buffer.sample(4)
-        before = state(buffer)
+        before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=r"out.obs: expected contiguous torch.float32 of shape \(5, 2\)"):
             buffer.sample(5, out=out)
         with pytest.raises(rl.SchemaError, match="out: expected the fields"):
@@ -378,9 +381,9 @@ class TestSampling:
             buffer.epochs(4, out=out)
         with pytest.raises(rl.SchemaError, match="out: expected no device= together with out="):
             buffer.sample(4, out=out, device="cpu")
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
-    def test_a_batch_goes_to_another_device(self) -> None:
+    def test_a_batch_is_copied_to_another_device(self) -> None:
         buffer = filled(10)
         assert buffer.sample(4, device="meta")["obs"].device.type == "meta"
         assert next(buffer.epochs(4, device="meta"))["obs"].device.type == "meta"
@@ -396,7 +399,7 @@ class TestEpochs:
         assert len({tuple(order) for order in orders}) == 3
         assert all(torch.equal(batch["action"], 10.0 * batch["index"]) for batch in batches)
 
-    def test_rows_that_fill_no_batch_are_left_out_when_asked(self) -> None:
+    def test_drop_last_omits_an_incomplete_batch(self) -> None:
         buffer = filled(13)
         assert [len(batch) for batch in buffer.epochs(5, epochs=2, drop_last=True)] == [5, 5] * 2
         seen = {int(i) for batch in buffer.epochs(5, epochs=40, drop_last=True) for i in batch["index"]}
@@ -404,7 +407,7 @@ class TestEpochs:
         with pytest.raises(rl.NotReadyError, match="epochs: expected 14 rows, got 13"):
             buffer.epochs(14, drop_last=True)
 
-    def test_rows_that_are_overwritten_meanwhile_are_an_error(self) -> None:
+    def test_reading_rows_overwritten_during_an_epoch_is_an_error(self) -> None:
         buffer = filled(14)
         batches = buffer.epochs(4)
         next(batches)
@@ -423,7 +426,7 @@ class TestEpochs:
 
 
 class TestRowsById:
-    def test_an_id_is_a_row_for_its_whole_life(self) -> None:
+    def test_an_id_names_the_same_row_until_it_is_overwritten(self) -> None:
         buffer = filled(20)
         assert buffer[[4, 19, 4]]["action"].tolist() == [40.0, 190.0, 40.0]
         assert buffer[np.int64(7)]["obs"].tolist() == [7.0, -7.0]
@@ -454,7 +457,7 @@ def three_rounds(**options: Any) -> rl.DistillationBuffer:
 
 
 class TestRounds:
-    def test_each_row_says_which_round_it_came_from(self, backend: str) -> None:
+    def test_each_row_has_the_number_of_its_round(self, backend: str) -> None:
         buffer = three_rounds()
         batch = buffer[torch.arange(12)]
         assert batch["round"].tolist() == [0] * 4 + [1] * 2 + [2] * 6
@@ -475,16 +478,16 @@ class TestRounds:
         assert set(buffer.sample(50, recent=2)["index"].tolist()) == {3}
 
     @pytest.mark.parametrize(("recent", "oldest"), [(1, 6), (2, 4), (3, 0), (9, 0), (None, 0)])
-    def test_the_newest_rounds_alone(self, recent: int | None, oldest: int, backend: str) -> None:
+    def test_recent_draws_from_the_newest_rounds_only(self, recent: int | None, oldest: int, backend: str) -> None:
         buffer, expected = three_rounds(), range(oldest, 12)
         counts = Counter(buffer.sample(6000, recent=recent)["index"].tolist())
         assert set(counts) == set(expected)
         mean = 6000 / len(expected)
-        assert sum((n - mean) ** 2 / mean for n in counts.values()) < 36  # at most 11 degrees of freedom
+        assert sum((n - mean) ** 2 / mean for n in counts.values()) < 36  # χ² with at most 11 degrees of freedom
         epoch = torch.cat([batch["index"] for batch in buffer.epochs(5, recent=recent)])
         assert sorted(epoch.tolist()) == list(expected)
 
-    def test_a_share_of_the_newest_rounds_and_the_rest_from_all(self, backend: str) -> None:
+    def test_recent_draws_a_share_from_the_newest_rounds_and_the_rest_from_all(self, backend: str) -> None:
         index = three_rounds().sample(40_000, recent={1: 0.5, 2: 0.2})["index"]
         share = torch.bincount(index, minlength=12) / len(index)
         expected = torch.full((12,), 0.3 / 12)
@@ -496,7 +499,7 @@ class TestRounds:
         index = three_rounds().sample(5000, recent={1: 0.9, 2: 0.1})["index"]
         assert set(index.tolist()) == set(range(4, 12))
 
-    def test_a_window_that_reaches_past_the_ring_is_what_is_stored(self) -> None:
+    def test_recent_counts_only_stored_rows_of_a_round_larger_than_the_ring(self) -> None:
         buffer = three_rounds()
         buffer.add(*rows(12, 30))
         assert set(buffer.sample(900, recent=1)["index"].tolist()) == set(range(14, 30))
@@ -513,12 +516,12 @@ class TestRounds:
             ({1: 0.7, 2: 0.5}, "recent: expected shares that add up to at most 1, got 1.2"),
         ],
     )
-    def test_rounds_are_counted_and_shares_are_shares(self, recent: Any, message: str) -> None:
+    def test_wrong_rounds_and_shares_are_refused(self, recent: Any, message: str) -> None:
         buffer = three_rounds()
-        before = state(buffer)
+        before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
             buffer.sample(3, recent=recent)
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
     def test_a_round_without_rows_cannot_be_drawn_from(self) -> None:
         buffer = three_rounds()
@@ -555,7 +558,7 @@ class TestMixing:
             assert abs(share - 0.5**round_) < 0.02
             buffer.next_round()
 
-    def test_a_nested_action_is_the_teachers_or_the_students_as_a_whole(self, backend: str) -> None:
+    def test_a_nested_action_comes_completely_from_teacher_or_student(self, backend: str) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action={"arm": (2, 2), "grip": gym.spaces.Discrete(9)}, seed=0)
         teacher = {"arm": np.ones((500, 2, 2)), "grip": np.full(500, 1)}
         student = {"arm": np.zeros((500, 2, 2)), "grip": np.full(500, 0)}
@@ -564,7 +567,7 @@ class TestMixing:
         assert torch.equal(action["arm"], action["grip"].float().view(-1, 1, 1).expand(500, 2, 2))
         assert 0 < action["grip"].sum() < 500
 
-    def test_one_environment_has_one_coin(self) -> None:
+    def test_mix_draws_one_actor_for_a_single_environment(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=3, seed=0)
         actions = [buffer.mix([1.0] * 3, [0.0] * 3, 0.5) for _ in range(200)]
         assert all(action.shape == (3,) for action in actions)
@@ -573,12 +576,12 @@ class TestMixing:
         assert discrete.mix(3, 2, 1).shape == ()
         assert int(discrete.mix(3, 2, 1)) == 3
 
-    def test_what_is_returned_is_the_callers(self) -> None:
+    def test_changing_a_mixed_action_does_not_change_the_teachers_action(self) -> None:
         buffer, teacher = rl.DistillationBuffer(4, obs=2, action=3), torch.ones(2, 3)
         buffer.mix(teacher, torch.zeros(2, 3), 1.0).fill_(9)
         assert (teacher == 1).all()
 
-    def test_an_inferred_action_must_be_known(self) -> None:
+    def test_mix_needs_a_declared_or_stored_action(self) -> None:
         buffer = rl.DistillationBuffer(4, obs=2)
         with pytest.raises(
             rl.NotReadyError, match=r"mix: expected a declared action, got the fields \('obs',\). Declare action="
@@ -600,14 +603,14 @@ class TestMixing:
             (1.0, 1.0, 0.5, r"teacher_action: expected shape \(3,\), or \('rows', 3\) for a batch, got \(\)"),
         ],
     )
-    def test_what_does_not_fit_is_refused_before_the_coin_is_thrown(
+    def test_mix_refuses_wrong_actions_before_it_draws(
         self, teacher: Any, student: Any, beta: Any, message: str
     ) -> None:
         buffer = rl.DistillationBuffer(4, obs=2, action=3, seed=0)
-        before = state(buffer)
+        before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
             buffer.mix(teacher, student, beta)
-        assert state(buffer) == before
+        assert digest(buffer) == before
 
 
 def make_replay(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rl.ReplayBuffer, list[list[float]]]:
@@ -696,12 +699,12 @@ class TestFilling:
         buffer = rl.DistillationBuffer(30, obs=3, seed=0)
         if count:
             buffer.add(np.arange(3.0 * count).reshape(count, 3), np.arange(count))
-        before = state(buffer)
+        before = digest(buffer)
         for failure, message in [(lambda obs: 1 / 0, "division"), (lambda obs: obs, "action: expected")]:
             answers = iter([lambda obs: obs[:, 0].long(), lambda obs: obs[:, 0].long(), failure])
             with pytest.raises((ZeroDivisionError, rl.SchemaError), match=message):
                 buffer.fill(replay, lambda obs, answers=answers: next(answers)(obs), batch_size=7)
-            assert state(buffer) == before
+            assert digest(buffer) == before
         buffer.fill(replay, lambda obs: obs[:, 0].long())
         assert len(buffer) == 30
 
@@ -716,7 +719,7 @@ class TestFilling:
         with pytest.raises(rl.NotReadyError, match="fill: expected at least 1 stored transition, got 0"):
             rl.DistillationBuffer(30, obs=3).fill(rl.ReplayBuffer(4, obs=3, action=()))
 
-    def test_the_ids_of_a_replay_buffer_are_those_that_can_be_drawn(self, backend: str) -> None:
+    def test_ids_lists_the_sampleable_rows_of_a_replay_buffer(self, backend: str) -> None:
         for steps in (0, 5, 90):
             replay, _ = make_replay(steps) if steps else (rl.ReplayBuffer(6, obs=1, action=()), [])
             drawn = set(replay.sample(5000)["index"].tolist()) if steps else set()
@@ -724,7 +727,7 @@ class TestFilling:
 
 
 class TestAround:
-    def test_repr_says_what_is_in_it(self) -> None:
+    def test_repr_names_rows_and_round(self) -> None:
         assert repr(filled(3)) == "DistillationBuffer(3 of 16 rows, round=0, fields=(obs, action), device='cpu')"
 
     def test_the_docstring_runs(self) -> None:
@@ -753,11 +756,11 @@ class TestAround:
         for thread in threads:
             thread.join()
         assert not errors
-        assert buffer._ring.head == 1 + 150 * 71
+        assert buffer.state_dict()["values"]["ring"]["head"] == 1 + 150 * 71
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-    def test_a_forked_child_is_told_to_make_its_own(self) -> None:
+    def test_a_forked_child_must_make_its_own_buffer(self) -> None:
         buffer = filled(3)
         child = os.fork()
         if child == 0:
@@ -769,7 +772,7 @@ class TestAround:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_first_value_that_adds_rows_meanwhile_is_added_after_them() -> None:
+def test_a_first_add_is_checked_against_rows_that_its_value_added() -> None:
     buffer = rl.DistillationBuffer(8, 1, seed=0)
 
     class Adding:

@@ -1,4 +1,4 @@
-"""An import of relive loads few packages; the rest is imported when it is needed."""
+"""`import relive` loads few packages; others are imported on first use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import relive as rl
 from relive import lazy
 
 
-def answer_of(program: str) -> str:
-    """Output of a program in a fresh interpreter."""
+def run_program(program: str) -> str:
+    """Run a program in a new interpreter and return its output."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -26,7 +26,7 @@ def answer_of(program: str) -> str:
 
 
 LOADED = {"farama_notifications", "gymnasium"}
-"""The third-party packages that `import relive` loads beside torch, numpy and what these load."""
+"""Third-party packages that `import relive` loads, except torch, numpy and their dependencies."""
 
 COLLECTOR = """
     import sys, tempfile
@@ -56,7 +56,7 @@ COLLECTOR = """
 
 
 def test_an_import_loads_few_packages_and_a_process_that_only_adds_loads_no_others() -> None:
-    assert set(answer_of(COLLECTOR).split()) == LOADED
+    assert set(run_program(COLLECTOR).split()) == LOADED
 
 
 READERS = """
@@ -129,12 +129,12 @@ READERS = """
 
 
 def test_every_reader_imports_tensordict_before_it_takes_the_lock_or_draws() -> None:
-    *imported, count = answer_of(READERS).splitlines()
+    *imported, count = run_program(READERS).splitlines()
     assert len(imported) == int(count), imported
 
 
-def functions_of(thing: Any) -> Iterator[Callable[..., Any]]:
-    """A public function, or the public methods and properties of a class."""
+def public_functions(thing: Any) -> Iterator[Callable[..., Any]]:
+    """Yield a public function itself, or the public methods and properties of a class."""
     if not inspect.isclass(thing):
         yield thing
         return
@@ -149,17 +149,17 @@ def test_type_hints_of_public_names_can_be_read(name: str) -> None:
     thing = getattr(rl, name)
     if inspect.isclass(thing):
         typing.get_type_hints(thing)
-    for function in functions_of(thing):
+    for function in public_functions(thing):
         typing.get_type_hints(function)
 
 
-def test_type_hints_name_the_class_of_batches() -> None:
+def test_type_hints_resolve_to_tensordict() -> None:
     for sample in (rl.ReplayBuffer.sample, rl.Mixture.sample, rl.RateLimit.sample, rl.DistillationBuffer.sample):
         hints = typing.get_type_hints(sample)
         assert hints["return"] is TensorDict
         assert hints["out"] == TensorDict | None
 
 
-def test_a_lazy_name_that_is_unknown_is_an_attribute_error() -> None:
+def test_an_unknown_lazy_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="relive.lazy.*TensorDic"):
         _ = lazy.TensorDic  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Randomness that somebody owns."""
+"""Permutations drawn from a buffer's own generator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relive.rng import Randomness
 
 
 def test_a_permutation_is_the_shuffled_list_of_all_numbers(backend: str) -> None:
-    for count in (0, 1, 20_000):  # the largest is shuffled without the interpreter's lock
+    for count in (0, 1, 20_000):  # the largest is shuffled without the GIL
         numbers = torch.arange(count)
         drawn, again = Randomness(3), Randomness(3)
         permuted = permutation(count, drawn, numbers.device)

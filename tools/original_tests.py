@@ -2,29 +2,31 @@
 
 Run it as `python -m tools.original_tests [NAMES] --checkouts FOLDER [--python agilerl=PATH] [--path NAME=FOLDER]`.
 Without names it runs every suite. FOLDER has a clone of each original at its commit, `FOLDER/agilerl` and so on, since
-few packages include the tests. `--clone` makes missing clones. The tests are copied away from the
-package beside them and run unchanged, after `relive.compat.patch`. `--python` names the interpreter that has an
-original, if not this one; `--path` a folder with its package, if it is not installed. `python docs/front_page.py` then
-writes the tables; `make originals` does it all.
+few packages include the tests. `--clone` makes missing clones. Unchanged copies of the tests run after
+`relive.compat.patch`. `--python` names another interpreter that has the original, `--path` a folder with its package
+if it is not installed. Then `python docs/front_page.py` writes the tables; `make originals` does both.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks import adapters
-from benchmarks.adapters import ORIGINALS, interpreter
+from benchmarks import interpreters
+from benchmarks.adapters import ORIGINALS
 
-from .kept_originals import KEPT, change
+RESULTS = Path(__file__).parent.parent / "docs" / "migrating" / "originals.json"
+"""Results of the originals' tests and trainers, the source of the tables of docs/migrating."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +34,20 @@ class Suite:
     """The tests of an original that concern its adapter."""
 
     folder: str
-    """The folder of all tests, to copy."""
+    """Folder with all tests of the original, which is copied."""
     chosen: tuple[str, ...]
-    """The files or folders in it to run."""
+    """Files or folders of tests to run, below `folder`."""
     about: str = ""
     """Subject of the chosen tests, for the table."""
     source: str = ""
-    """The repository on GitHub."""
+    """Repository on GitHub."""
     commit: str = ""
     package: str | None = None
-    """The folder of the clone with the package, if the original is in no registry."""
+    """Folder of the clone with the package, for an original that no registry has."""
     page: str | None = None
-    """The migrating page with this suite, if not the original's own."""
+    """Name of the page in docs/migrating that shows the counts; by default the original's name."""
     absent: tuple[str, ...] = ()
-    """Modules that the test files import but the chosen tests do not use, such as a simulator; replaced by mocks."""
+    """Imported but unused modules, such as a simulator; mocks replace them."""
 
 
 _SIMULATOR = (
@@ -92,7 +94,7 @@ class Counts:
     failed: list[str]
 
 
-_PATCHED = """
+_PROGRAM = """
 import sys, unittest.mock, pytest
 for absent in {absent}: sys.modules[absent] = unittest.mock.MagicMock()
 from relive.compat import patch
@@ -103,17 +105,16 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 def run(name: str, suite: Suite, checkout: Path, python: str, paths: Sequence[Path] = ()) -> Counts:
     """Run the tests; skipped ones do not count."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         copy_sources(folder)
         shutil.copytree(checkout / suite.folder, folder / suite.folder)
         report = folder / "report.xml"
-        chosen = [str(folder / suite.folder / each) for each in suite.chosen]
+        chosen = [str(folder / suite.folder / path) for path in suite.chosen]
         options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        parts = [place, *map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
-        settings = {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
-        code = _PATCHED.format(name=name, absent=suite.absent)
-        subprocess.run([python, "-c", code, *options, *chosen], cwd=place, env=settings, check=False)
+        environment = interpreters.make_environment(folder, *paths)
+        code = _PROGRAM.format(name=name, absent=suite.absent)
+        subprocess.run([python, "-c", code, *options, *chosen], cwd=folder, env=environment, check=False)
         if not report.exists():
             raise SystemExit(f"{python} made no report. It needs pytest and the dependencies of relive.")
         return count_results(report.read_text(encoding="utf-8"))
@@ -121,7 +122,7 @@ def run(name: str, suite: Suite, checkout: Path, python: str, paths: Sequence[Pa
 
 def copy_sources(folder: Path) -> None:
     """Copy relive, the benchmarks and these tools into a folder."""
-    adapters.copy_sources(folder)
+    interpreters.copy_sources(folder)
     shutil.copytree(Path(__file__).parent, folder / "tools", ignore=shutil.ignore_patterns("*.pyc"))
 
 
@@ -135,11 +136,21 @@ def count_results(report: str) -> Counts:
     return Counts(len(ran) - len(failed), len(ran), failed)
 
 
-def keep(name: str, suite: Suite, counts: Counts, path: Path = KEPT) -> None:
+@contextmanager
+def edit_results(original: str) -> Iterator[dict[str, Any]]:
+    """Yield the existing entry of an original in the results file; write it back when the block ends."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    if original not in results:
+        raise SystemExit(f"{RESULTS.name}: expected an entry for {original}. Add one with title and version.")
+    yield results[original]
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def save_counts(name: str, suite: Suite, counts: Counts) -> None:
     """Write the counts into the results file."""
-    with change(suite.page or name, path) as kept:
-        entry = {"passed": counts.passed, "total": counts.total, "of": suite.about, "failed": counts.failed}
-        kept.setdefault("tests", {})[name] = entry
+    row = {"passed": counts.passed, "total": counts.total, "of": suite.about, "failed": counts.failed}
+    with edit_results(suite.page or name) as entry:
+        entry.setdefault("tests", {})[name] = row
 
 
 def clone(suite: Suite, place: Path) -> None:
@@ -149,9 +160,9 @@ def clone(suite: Suite, place: Path) -> None:
     subprocess.run(["git", "-C", str(place), "checkout", "--quiet", suite.commit], check=True)
 
 
-def parser_of(module: str, told: str) -> argparse.ArgumentParser:
-    """Make a parser of the options that both tools share."""
-    parser = argparse.ArgumentParser(prog=f"python -m tools.{module}", description=told)
+def make_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that both tools share."""
+    parser = argparse.ArgumentParser(prog=f"python -m tools.{module}", description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(SUITES)}; all without one")
     parser.add_argument("--checkouts", type=Path, default=Path("build/originals"), help="has a clone of each original")
     for option, about in (
@@ -166,19 +177,19 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> a
     """Parse the command line; interpreters and paths become dicts by original."""
     options = parser.parse_args(arguments)
     options.checkouts = options.checkouts.resolve()
-    options.python = {name: interpreter(path) for name, path in _named(options.python)}
-    options.path = {name: Path(path).resolve() for name, path in _named(options.path)}
+    options.python = {name: interpreters.resolve_interpreter(path) for name, path in _split_names(options.python)}
+    options.path = {name: Path(path).resolve() for name, path in _split_names(options.path)}
     if unknown := {*options.names, *options.python, *options.path} - SUITES.keys():
         parser.error(f"expected some of {', '.join(SUITES)}, got {', '.join(sorted(unknown))}")
     return options
 
 
-def _named(given: Sequence[str]) -> list[tuple[str, str]]:
-    return [(name, path) for name, _, path in (each.partition("=") for each in given)]
+def _split_names(options: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name, path) for name, _, path in (option.partition("=") for option in options)]
 
 
-def package_of(name: str, checkouts: Path, paths: Mapping[str, Path]) -> list[Path]:
-    """The folder with an original's package; empty if the package is installed."""
+def find_package(name: str, checkouts: Path, paths: Mapping[str, Path]) -> list[Path]:
+    """Return the folder with an original's package; no folder if the package is installed."""
     inside = SUITES[name].package
     return [paths[name]] if name in paths else [] if inside is None else [checkouts / name / inside]
 
@@ -192,8 +203,8 @@ def run_original(name: str, options: argparse.Namespace) -> None:
             return
         clone(suite, checkout)
     python = options.python.get(name, sys.executable)
-    counts = run(name, suite, checkout, python, package_of(name, options.checkouts, options.path))
-    keep(name, suite, counts)
+    counts = run(name, suite, checkout, python, find_package(name, options.checkouts, options.path))
+    save_counts(name, suite, counts)
     print(f"{ORIGINALS[suite.page or name]}: {counts.passed} of {counts.total} tests pass: {suite.about}")
     for test in counts.failed:
         print(f"  failed: {test}")
@@ -201,7 +212,7 @@ def run_original(name: str, options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suites."""
-    parser = parser_of("original_tests", __doc__ or "")
+    parser = make_parser("original_tests", __doc__ or "")
     parser.add_argument("--clone", action="store_true", help="clone the originals that are missing")
     options = parse(parser, arguments)
     for name in options.names or SUITES:

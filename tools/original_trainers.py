@@ -1,15 +1,14 @@
 """Train with an original's trainers on its buffers and on ours, and save the scores for the tables of docs/migrating.
 
-Run it as `python -m tools.original_trainers [NAMES] [--only DQN,TD3] [--seeds 3]`, with the options of
-`tools.original_tests` about places. Without names it trains with every original. Both sides get the same seeds,
-and every training a process of its own.
+Run it as `python -m tools.original_trainers [NAMES] [--only DQN,TD3] [--seeds 3]`, and with `--checkouts`,
+`--python` and `--path` as `tools.original_tests`. Without names it trains with every original. Both sides get the same
+seeds; each training runs in a new process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -23,74 +22,74 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.interpreters import make_environment
 from relive.compat import patch
 
-from .kept_originals import KEPT, change
-from .original_tests import copy_sources, package_of, parse, parser_of
+from .original_tests import copy_sources, edit_results, find_package, make_parser, parse
 from .trainer_cases import Trainer
 
 SIDES = ("original", "relive")
 WITH_TRAINERS = ("agilerl", "apexrl", "embodichain", "rsl_rl", "stable_baselines3")
 
 
-def trainers_of(original: str) -> dict[str, Trainer]:
-    """The trainers of an original by name."""
+def load_trainers(original: str) -> dict[str, Trainer]:
+    """Return the trainers of an original by name."""
     return {trainer.name: trainer for trainer in import_module(f"{__package__}.trainer_cases.{original}").trainers()}
 
 
 def train(original: str, name: str, side: str, seed: int) -> float:
     """Train once in this process and return the score."""
-    warnings.filterwarnings("ignore")  # most are the originals' own
+    warnings.filterwarnings("ignore")  # the originals raise many
     torch.set_num_threads(1)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 the originals draw from it
     torch.manual_seed(seed)
-    trainer = trainers_of(original)[name]
+    trainer = load_trainers(original)[name]
     with patch(original) if side == "relive" else nullcontext():
         return trainer.train(seed)
 
 
-class Elsewhere:
-    """Starts trainings in processes of an interpreter, with copies of relive and of these tools on its path."""
+class Runner:
+    """Runs this module in new processes of an interpreter, with copies of relive and of these tools on the path."""
 
     def __init__(self, folder: Path, python: str, paths: Sequence[Path]) -> None:
         copy_sources(folder)
         self._folder, self._python = folder, python
-        path = os.pathsep.join([str(folder), *map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._settings = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        self._environment = make_environment(folder, *paths) | {"OMP_NUM_THREADS": "1"}
 
     def run(self, *arguments: str) -> str:
-        """The last line that a process of this module prints."""
+        """Return the last line that the process prints."""
         command = [self._python, "-m", f"{__package__}.original_trainers", *arguments]
-        done = subprocess.run(command, cwd=self._folder, env=self._settings, check=False, stdout=subprocess.PIPE)
+        done = subprocess.run(command, cwd=self._folder, env=self._environment, check=False, stdout=subprocess.PIPE)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}.")
         return done.stdout.decode().splitlines()[-1]
 
 
-def keep(original: str, name: str, reached: dict[str, list[float]], task: str, path: Path = KEPT) -> None:
+def save_scores(original: str, name: str, scores: dict[str, list[float]], task: str) -> None:
     """Write the scores of a trainer into the results file."""
-    with change(original, path) as kept:
-        kept.setdefault("trainings", {})[name] = {"task": task, **reached}
+    with edit_results(original) as entry:
+        entry.setdefault("trainings", {})[name] = {"task": task, **scores}
 
 
 def compare(original: str, only: str | None, seeds: int, python: str, paths: Sequence[Path]) -> None:
     """Train on both sides alternately."""
     with tempfile.TemporaryDirectory() as folder:
-        elsewhere = Elsewhere(Path(folder), python, paths)
-        tasks: dict[str, str] = json.loads(elsewhere.run(original, "--list"))
+        runner = Runner(Path(folder), python, paths)
+        tasks: dict[str, str] = json.loads(runner.run(original, "--list"))
         for name in only.split(",") if only else tasks:
-            reached: dict[str, list[float]] = {side: [] for side in SIDES}
+            scores: dict[str, list[float]] = {side: [] for side in SIDES}
             for seed in range(seeds):
-                for side, scores in reached.items():
-                    scores.append(json.loads(elsewhere.run(original, "--one", name, side, str(seed))))
-                    print(f"{original}, {name}, seed {seed}, {side}: {scores[-1]:.4g}", flush=True)
-            keep(original, name, reached, tasks[name])
+                for side in SIDES:
+                    score = json.loads(runner.run(original, "--one", name, side, str(seed)))
+                    scores[side].append(score)
+                    print(f"{original}, {name}, seed {seed}, {side}: {score:.4g}", flush=True)
+            save_scores(original, name, scores, tasks[name])
 
 
-def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = parser_of("original_trainers", __doc__ or "")
+    parser = make_parser("original_trainers", __doc__ or "")
     parser.add_argument("--only", metavar="NAMES", help="some of the trainers of one original, separated by commas")
     parser.add_argument("--seeds", type=int, default=3, help="how many trainings on each side (3)")
     parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
@@ -100,15 +99,15 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, or list the trainers."""
-    options = options_of(arguments)
+    options = parse_options(arguments)
     if options.one:
         name, side, seed = options.one
         print(f"\n{json.dumps(train(options.names[0], name, side, int(seed)))}")
     elif options.list:
-        print(json.dumps({name: trainer.task for name, trainer in trainers_of(options.names[0]).items()}))
+        print(json.dumps({name: trainer.task for name, trainer in load_trainers(options.names[0]).items()}))
     else:
         for name in options.names or WITH_TRAINERS:
-            places = package_of(name, options.checkouts, options.path)
+            places = find_package(name, options.checkouts, options.path)
             compare(name, options.only, options.seeds, options.python.get(name, sys.executable), places)
     return 0
 

@@ -15,6 +15,6 @@ class Case:
 
     name: str
     ours: Callable[[], Callable[[], Any]]
-    """Makes a warmed-up closure that performs one call."""
+    """Returns a function that makes one call on our class, after a warm-up."""
     theirs: Callable[[], Callable[[], Any]]
-    """Makes such a closure for the original's class."""
+    """Returns the same for the original's class."""

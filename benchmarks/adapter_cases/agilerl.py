@@ -29,22 +29,22 @@ Call = Callable[[], Any]
 
 
 def cases() -> list[Case]:
-    """Every call, with the set-up of both sides."""
+    """Return every call with the set-up of both sides."""
     made = {
-        "replay add": ("ReplayBuffer", _adding),
-        "replay sample": ("ReplayBuffer", _sampling),
-        "n-step add": ("MultiStepReplayBuffer", _adding),
-        "n-step sample_from_indices": ("MultiStepReplayBuffer", _looking_up),
-        "prioritized add": ("PrioritizedReplayBuffer", _adding),
-        "prioritized sample": ("PrioritizedReplayBuffer", _sampling_by_priority),
-        "prioritized update_priorities": ("PrioritizedReplayBuffer", _updating),
-        "rollout add": (False, _stepping),
-        "rollout compute_returns_and_advantages": (False, _estimating),
-        "rollout get_tensor_batch": (False, _reading_all),
-        "rollout get_tensor_batch(batch_size)": (False, _reading_some),
-        "recurrent add": (True, _stepping),
-        "recurrent prepare_sequence_tensors": (True, _preparing),
-        "recurrent get_minibatch_sequences": (True, _iterating),
+        "replay add": ("ReplayBuffer", _prepare_add),
+        "replay sample": ("ReplayBuffer", _prepare_sample),
+        "n-step add": ("MultiStepReplayBuffer", _prepare_add),
+        "n-step sample_from_indices": ("MultiStepReplayBuffer", _prepare_lookup),
+        "prioritized add": ("PrioritizedReplayBuffer", _prepare_add),
+        "prioritized sample": ("PrioritizedReplayBuffer", _prepare_prioritized_sample),
+        "prioritized update_priorities": ("PrioritizedReplayBuffer", _prepare_update),
+        "rollout add": (False, _prepare_step),
+        "rollout compute_returns_and_advantages": (False, _prepare_estimate),
+        "rollout get_tensor_batch": (False, _prepare_read_all),
+        "rollout get_tensor_batch(batch_size)": (False, _prepare_read_some),
+        "recurrent add": (True, _prepare_step),
+        "recurrent prepare_sequence_tensors": (True, _prepare_sequences),
+        "recurrent get_minibatch_sequences": (True, _prepare_iteration),
     }
     return [
         Case(name, _side(kind, call, ours=True), _side(kind, call, ours=False)) for name, (kind, call) in made.items()
@@ -58,7 +58,7 @@ def _side(kind: str | bool, call: Callable[[Any], Call], ours: bool) -> Callable
 
 
 def _step() -> TensorDict:
-    """A step of all environments, as `train_off_policy` makes it."""
+    """Return a step of all environments, as `train_off_policy` makes it."""
     transition = Transition(
         obs=RANDOM.random((ENVS, OBS)).astype(np.float32),
         action=RANDOM.random((ENVS, ACTIONS)).astype(np.float32),
@@ -77,31 +77,31 @@ def _replay(kind: Any) -> Any:
     return buffer
 
 
-def _adding(buffer: Any) -> Call:
+def _prepare_add(buffer: Any) -> Call:
     step = _step()
     return lambda: buffer.add(step)
 
 
-def _sampling(buffer: Any) -> Call:
+def _prepare_sample(buffer: Any) -> Call:
     return lambda: buffer.sample(BATCH)
 
 
-def _sampling_by_priority(buffer: Any) -> Call:
+def _prepare_prioritized_sample(buffer: Any) -> Call:
     return lambda: buffer.sample(BATCH, beta=0.4)
 
 
-def _updating(buffer: Any) -> Call:
+def _prepare_update(buffer: Any) -> Call:
     index, priority = buffer.sample(BATCH, beta=0.4)["idxs"], torch.rand(BATCH)
     return lambda: buffer.update_priorities(index, priority)
 
 
-def _looking_up(buffer: Any) -> Call:
+def _prepare_lookup(buffer: Any) -> Call:
     index = torch.randint(len(buffer), (BATCH, 1))
     return lambda: buffer.sample_from_indices(index.squeeze(1))
 
 
 def _rollout(kind: Any, recurrent: bool) -> Any:
-    """A full rollout, with its advantages."""
+    """Return a full rollout, with its advantages."""
     architecture = {"shared_encoder_h": (LAYERS, ENVS, HIDDEN), "shared_encoder_c": (LAYERS, ENVS, HIDDEN)}
     buffer = kind(
         STEPS,
@@ -119,7 +119,7 @@ def _rollout(kind: Any, recurrent: bool) -> Any:
 
 
 def _rollout_step(recurrent: bool) -> dict[str, Any]:
-    """A step of all environments, as `collect_rollouts` gives it."""
+    """Return a step of all environments, as `collect_rollouts` gives it."""
     step = {
         "obs": RANDOM.random((ENVS, OBS)).astype(np.float32),
         "action": RANDOM.random((ENVS, ACTIONS)).astype(np.float32),
@@ -135,7 +135,7 @@ def _rollout_step(recurrent: bool) -> dict[str, Any]:
     return step
 
 
-def _stepping(buffer: Any) -> Call:
+def _prepare_step(buffer: Any) -> Call:
     step = _rollout_step(buffer.recurrent)
 
     def call() -> None:
@@ -146,23 +146,23 @@ def _stepping(buffer: Any) -> Call:
     return call
 
 
-def _estimating(buffer: Any) -> Call:
+def _prepare_estimate(buffer: Any) -> Call:
     last, over = torch.zeros(ENVS), torch.zeros(ENVS)
     return lambda: buffer.compute_returns_and_advantages(last, over)
 
 
-def _reading_all(buffer: Any) -> Call:
+def _prepare_read_all(buffer: Any) -> Call:
     return lambda: buffer.get_tensor_batch(device="cpu")
 
 
-def _reading_some(buffer: Any) -> Call:
+def _prepare_read_some(buffer: Any) -> Call:
     return lambda: buffer.get_tensor_batch(BATCH, device="cpu")
 
 
-def _preparing(buffer: Any) -> Call:
+def _prepare_sequences(buffer: Any) -> Call:
     return lambda: buffer.prepare_sequence_tensors(device="cpu")
 
 
-def _iterating(buffer: Any) -> Call:
+def _prepare_iteration(buffer: Any) -> Call:
     buffer.prepare_sequence_tensors(device="cpu")
     return lambda: list(buffer.get_minibatch_sequences(16))

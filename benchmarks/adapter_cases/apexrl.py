@@ -16,7 +16,7 @@ _PREFIXES = ("relive.compat.apexrl", "apexrl")
 
 
 def cases() -> list[Case]:
-    """Every call by name. The original must be importable as `apexrl`."""
+    """Return every call. The original must be importable as `apexrl`."""
     calls = {
         "RolloutBuffer.add": _rollout_add,
         "RolloutBuffer.compute_returns_and_advantages": partial(_rollout, "compute_returns_and_advantages"),

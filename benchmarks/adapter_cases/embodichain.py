@@ -16,7 +16,7 @@ _PREFIXES = ("relive.compat.embodichain", "embodichain")
 
 
 def cases() -> list[Case]:
-    """Every call by name. The original must be importable as `embodichain`; the older buffer is of release 0.1.0."""
+    """Return every call. The original must be importable as `embodichain`; the older buffer is of release 0.1.0."""
     calls = {
         "RolloutBuffer.start_rollout, add, get": _cycle,
         "transition_view": partial(_view, False),

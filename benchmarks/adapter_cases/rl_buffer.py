@@ -17,7 +17,7 @@ _PREFIXES = ("relive.compat.rl_buffer", "rl_buffer")
 
 
 def cases() -> list[Case]:
-    """Every call by name. The original must be importable as `rl_buffer`, at commit 1d8b3f3."""
+    """Return every call. The original must be importable as `rl_buffer`, at commit 1d8b3f3."""
     calls = {
         "ReplayBuffer.add": partial(_replay, "add"),
         "ReplayBuffer.get": partial(_replay, "get"),

@@ -21,7 +21,7 @@ Call = Callable[[], Any]
 
 
 def cases() -> list[Case]:
-    """Every call by name; reading is measured over all epochs of one update."""
+    """Return every call; reading is measured over all epochs of one update."""
     calls: dict[str, Callable[[Any], Call]] = {}
     for num_envs in (16, 512, 4096):
         calls[f"add_transition, {num_envs:,} environments"] = partial(_add, "rl", num_envs, False)
@@ -51,7 +51,7 @@ def _step(kind: Any, num_envs: int, recurrent: bool) -> Any:
 
 
 def _filled(kind: Any, training: str, num_envs: int, recurrent: bool = False) -> tuple[Any, Any]:
-    """A full storage, and the step that it was filled with."""
+    """Return a full storage, and the step that it was filled with."""
     step = _step(kind, num_envs, recurrent)
     storage = kind(training, num_envs, STEPS, step.observations, [ACTIONS])
     for _ in range(STEPS):
@@ -60,7 +60,7 @@ def _filled(kind: Any, training: str, num_envs: int, recurrent: bool = False) ->
 
 
 def _add(training: str, num_envs: int, recurrent: bool, kind: Any) -> Call:
-    """One step; the first of every 24 also clears."""
+    """Return a function that adds one step; the first of every 24 also clears."""
     storage, step = _filled(kind, training, num_envs, recurrent)
 
     def call() -> None:

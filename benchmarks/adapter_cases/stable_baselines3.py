@@ -29,7 +29,7 @@ Call = Callable[[], Any]
 
 
 def cases() -> list[Case]:
-    """Every call, with the set-up of both sides."""
+    """Return every call with the set-up of both sides."""
     vector, image, goals = (OBS, ACTIONS), (IMAGE, BUTTONS), (GOALS, ACTIONS)
     replays = {
         "replay": ("ReplayBuffer", vector, ROWS, {}),
@@ -39,11 +39,11 @@ def cases() -> list[Case]:
     }
     found = []
     for name, (kind, given, rows, options) in replays.items():
-        for call, verb in ((_adding, "add"), (_sampling, "sample")):
+        for call, verb in ((_prepare_add, "add"), (_prepare_sample, "sample")):
             found.append(
                 _case(f"{name} {verb}", kind, lambda owner, g=given, r=rows, o=options: _replay(owner, g, r, o), call)
             )
-    for call, verb in ((_adding, "add"), (_sampling, "sample")):
+    for call, verb in ((_prepare_add, "add"), (_prepare_sample, "sample")):
         found.append(
             Case(
                 f"hindsight {verb}",
@@ -52,7 +52,7 @@ def cases() -> list[Case]:
             )
         )
     rollouts = {"rollout": ("RolloutBuffer", vector), "dict rollout": ("DictRolloutBuffer", goals)}
-    calls = {"reset and add": _stepping, "compute_returns_and_advantage": _estimating, "get": _iterating}
+    calls = {"reset and add": _stepping, "compute_returns_and_advantage": _prepare_estimate, "get": _prepare_iteration}
     for name, (kind, given) in rollouts.items():
         for verb, call in calls.items():
             found.append(_case(f"{name} {verb}", kind, lambda owner, g=given: _rollout(owner, g), call))
@@ -122,24 +122,24 @@ def _hindsight(owner: Any) -> _Filled:
     return _Filled(buffer, steps)
 
 
-def _adding(filled: _Filled) -> Call:
+def _prepare_add(filled: _Filled) -> Call:
     number, steps, buffer = iter(range(2**62)), filled.steps, filled.buffer
     return lambda: buffer.add(*steps[next(number) % len(steps)])
 
 
-def _sampling(filled: _Filled) -> Call:
+def _prepare_sample(filled: _Filled) -> Call:
     return lambda: filled.buffer.sample(BATCH)
 
 
 def _rollout(owner: Any, given: Any) -> Any:
     buffer = owner(STEPS, *given, device="cpu", n_envs=ENVS, gae_lambda=0.95)
     _stepping(buffer)()
-    _estimating(buffer)()
+    _prepare_estimate(buffer)()
     return buffer
 
 
 def _stepping(buffer: Any) -> Call:
-    """One rollout, as `collect_rollouts` stores it."""
+    """Return one rollout, as `collect_rollouts` stores it."""
     value, log_prob = torch.randn(ENVS, 1), torch.randn(ENVS)
     steps = _steps((buffer.observation_space, buffer.action_space), STEPS)
 
@@ -151,10 +151,10 @@ def _stepping(buffer: Any) -> Call:
     return call
 
 
-def _estimating(buffer: Any) -> Call:
+def _prepare_estimate(buffer: Any) -> Call:
     last, dones = torch.randn(ENVS, 1), np.zeros(ENVS, np.bool_)
     return lambda: buffer.compute_returns_and_advantage(last, dones)
 
 
-def _iterating(buffer: Any) -> Call:
+def _prepare_iteration(buffer: Any) -> Call:
     return lambda: list(buffer.get(64))

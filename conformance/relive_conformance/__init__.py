@@ -15,5 +15,5 @@ __all__ = ["CASES", "Adapter", "Case", "Differs", "NotOffered", "Outcome", "Repl
 
 
 def case(number: str) -> Case:
-    """The case with this number, "T1" to "T28"."""
+    """Return the case of a number, "T1" to "T28"."""
     return {each.number: each for each in CASES}[number]

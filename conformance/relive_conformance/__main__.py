@@ -27,9 +27,9 @@ PASSED, DIFFERED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None, prog: str = "relive-conformance") -> int:
     """Run the cases, print and write the report, and return whether the subject passed."""
-    arguments = parser_of(prog).parse_args(argv)
+    arguments = make_parser(prog).parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a file in an old encoding gets a "?", not a traceback
+        sys.stdout.reconfigure(errors="replace")  # a character that the output cannot encode becomes "?"
     try:
         if not arguments.json:
             arguments.out.mkdir(parents=True, exist_ok=True)
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "relive-conformance") ->
     return DIFFERED if any(result.differences for result in subjects) else PASSED
 
 
-def parser_of(prog: str) -> argparse.ArgumentParser:
-    """The command line."""
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Run 28 cases on every experience library that is installed, and print pass, differs or not "
@@ -122,13 +122,13 @@ def _report(arguments: argparse.Namespace) -> Report:
 
 
 def _show_progress(text: str) -> None:
-    """Replace the line of a terminal that says what is being tested."""
+    """Replace the progress line of a terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
 
 
 def _ask_with(python: str, libraries: Sequence[str], cases: Sequence[Case]) -> Report:
-    """The report of the same command in another interpreter, with a copy of this package on its path.
+    """Return the report of the same command in another interpreter, with a copy of this package on the path.
 
     Only this package is copied: its folder also holds our torch, which the other interpreter must not import.
     """

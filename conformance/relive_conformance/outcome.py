@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-_SHOWN = 12
+_MAX_SHOWN = 12
 """Maximum number of array elements to show."""
 PASSES, DIFFERS, NOT_OFFERED = "pass", "differs", "not offered"
 
 
 class Differs(AssertionError):
-    """The result differs; `expected` and `got` are the figures."""
+    """Raised if a result differs; `expected` and `got` are the figures."""
 
     def __init__(self, expected: object, got: object) -> None:
         super().__init__(f"expected {expected}, got {got}")
@@ -33,7 +33,7 @@ class Outcome:
     """A few lines of code that show the difference."""
 
     def to_json(self) -> dict[str, str]:
-        """The fields that are not empty."""
+        """Return the non-empty fields."""
         return {name: text for name, text in asdict(self).items() if text}
 
 
@@ -43,7 +43,7 @@ def expect(holds: Any, expected: object, got: object) -> None:
         raise Differs(expected, got)
 
 
-def same(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
+def expect_equal(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
     """Raise `Differs` with the first unequal figures; trailing axes of length 1 are ignored."""
     got, expected = np.asarray(got), np.asarray(expected)
     if got.size == expected.size:
@@ -53,14 +53,14 @@ def same(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
     wide_got, wide_expected = got.astype(np.float64), expected.astype(np.float64)
     differs = ~np.isclose(wide_got, wide_expected, rtol=tolerance, atol=tolerance, equal_nan=True)
     if differs.any():
-        row = () if expected.size <= _SHOWN else np.unravel_index(int(differs.argmax()), differs.shape)[0]
+        row = () if expected.size <= _MAX_SHOWN else np.unravel_index(int(differs.argmax()), differs.shape)[0]
         raise Differs(f"{what} {figures(expected[row])}", figures(got[row]))
 
 
 def figures(array: Any) -> str:
-    """The numbers of an array as text."""
+    """Return the numbers of an array as text."""
     array = np.asarray(array)
     if array.ndim == 0:
         return str(array) if array.dtype == bool else f"{array:g}"
-    array = array.reshape(-1)[:_SHOWN]
+    array = array.reshape(-1)[:_MAX_SHOWN]
     return "[" + ", ".join(figures(number) for number in array) + "]"

@@ -43,7 +43,7 @@ shows what happens.</p>
 
 
 def page(report: Report) -> str:
-    """The HTML of the whole page."""
+    """Return the HTML of the whole page."""
     return "\n".join(_page(report)) + "\n"
 
 

@@ -13,11 +13,11 @@ from relive_conformance.outcome import Differs
 T = TypeVar("T")
 
 BATCH = 32
-"""The rows of a batch, or fewer if fewer are stored: some libraries never draw more rows than they hold."""
+"""Maximum rows per batch; fewer if fewer are stored, because some libraries never draw more than they hold."""
 
 
 def require(capability: T | None, what: str) -> T:
-    """The capability; raises a `NotOffered` that names it if it is None."""
+    """Return the capability; raise a `NotOffered` with its name if it is None."""
     if capability is None:
         raise NotOffered(f"no {what}")
     return capability
@@ -28,17 +28,17 @@ class Probe:
 
     def __init__(self, replay: Any) -> None:
         self.replay = replay
-        self._prepare: Callable[[Transitions], Any] = getattr(replay, "prepare", _as_it_is)
-        self._read: Callable[[Any], Any] = getattr(replay, "read", _as_it_is)
+        self._prepare: Callable[[Transitions], Any] = getattr(replay, "prepare", _identity)
+        self._read: Callable[[Any], Any] = getattr(replay, "read", _identity)
         self.native: Any = None
         """The newest batch in the library's own form."""
 
     def verb(self, name: str) -> Callable[..., Any]:
-        """An optional method of the adapter; raises `NotOffered` if it is missing."""
+        """Return an optional method of the adapter; raise `NotOffered` if it is missing."""
         return require(getattr(self.replay, name, None), f"`{name}`")
 
     def promise(self, name: str) -> Any:
-        """A class attribute of the adapter, or None."""
+        """Return a class attribute of the adapter, or None."""
         return getattr(self.replay, name, None)
 
     def add(self, step: Transitions) -> None:
@@ -70,7 +70,7 @@ class Probe:
         for batch in batches:
             if len(batch.obs) != size:
                 raise Differs(f"a batch of {size} rows", f"{len(batch.obs)} rows")
-        return ReplayBatch(*(_joined(leaves) for leaves in zip(*batches, strict=True)))
+        return ReplayBatch(*(_concatenate(leaves) for leaves in zip(*batches, strict=True)))
 
     @property
     def stored(self) -> int:
@@ -79,10 +79,10 @@ class Probe:
         return len(self.replay) if stored is None else int(stored)
 
 
-def _as_it_is(given: Any) -> Any:
+def _identity(given: Any) -> Any:
     return given
 
 
-def _joined(leaves: tuple[Array | None, ...]) -> Any:
+def _concatenate(leaves: tuple[Array | None, ...]) -> Any:
     there = [leaf for leaf in leaves if leaf is not None]
     return np.concatenate(there) if there else None

@@ -33,7 +33,7 @@ class Result:
         return {number: outcome for number, outcome in self.outcomes.items() if outcome.status == DIFFERS}
 
     def count(self, status: str) -> int:
-        """Number of cases with this status."""
+        """Return the number of cases with a status."""
         return sum(outcome.status == status for outcome in self.outcomes.values())
 
 
@@ -54,7 +54,7 @@ class Report:
         self.missing = {name: why for name, why in self.missing.items() if name in other.missing}
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data, with the sentences of the cases."""
+        """Return the report as plain data, with the sentences of the cases."""
         return {
             "date": self.date,
             "python": self.python,
@@ -75,7 +75,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """The report of `to_json`'s text."""
+        """Return the report from the text of `to_json`."""
         read = json.loads(text)
         results = [
             Result(r["name"], r["version"], {number: Outcome(**fields) for number, fields in r["outcomes"].items()})
@@ -111,12 +111,12 @@ SYMBOLS = {PASSES: "✓", DIFFERS: "✗", NOT_OFFERED: "·"}
 
 
 def markdown(report: Report) -> str:
-    """The report as a Markdown page."""
+    """Return the report as a Markdown page."""
     return "\n".join(_markdown(report)) + "\n"
 
 
 def summary(report: Report) -> Iterator[str]:
-    """A Markdown table with a line per case and a column per library."""
+    """Yield the lines of a Markdown table with a row per case and a column per library."""
     yield "| case | " + " | ".join(f"{r.name} {r.version}" for r in report.results) + " |"
     yield "|---|" + ":-:|" * len(report.results)
     for case in CASES:

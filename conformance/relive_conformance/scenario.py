@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from relive_conformance.adapters.off_policy import Array, ReplayBatch, ReplayShape, Transitions
-from relive_conformance.outcome import Differs, figures, same
+from relive_conformance.outcome import Differs, expect_equal, figures
 
 Script = Sequence[tuple[int, str]]
 """The episodes of an environment in order: (length, "terminated", "truncated" or "open")."""
@@ -18,7 +18,7 @@ Row = tuple[int, int]
 
 LEARNED = ("action", "reward", "terminated")
 """The fields that a learner reads besides observations."""
-_APART = 1000
+_OBS_OFFSET = 1000
 """The observations of environment n are numbered from n · 1000."""
 
 
@@ -32,7 +32,7 @@ class Scenario:
         return min(len(env) for env in self.envs)
 
     def shape(self, capacity: int, seed: int | None = 0) -> ReplayShape:
-        """The shape of a buffer for this scenario, with `capacity` rows per environment."""
+        """Return the shape of a buffer for this scenario, with `capacity` rows per environment."""
         obs = self.envs[0].obs
         shape = obs.shape[1:]
         return ReplayShape(capacity * len(self.envs), len(self.envs), shape, 1, obs.dtype.type, seed)
@@ -43,12 +43,12 @@ class Scenario:
             yield self.at([(env, t) for env in range(len(self.envs))])
 
     def at(self, rows: Sequence[Row]) -> Transitions:
-        """A copy of these rows."""
+        """Return a copy of these rows."""
         names = [field.name for field in fields(Transitions)]
         return Transitions(*(np.stack([getattr(self.envs[env], name)[t] for env, t in rows]) for name in names))
 
     def rows_of(self, obs: Array) -> list[Row]:
-        """The rows of these observations; an unknown observation raises `Differs`."""
+        """Return the rows of these observations; an unknown observation raises `Differs`."""
         rows = [self._known.get(_key(o)) for o in np.asarray(obs)]
         if None in rows:
             raise Differs("an observation that was added", figures(np.asarray(obs)[rows.index(None)]))
@@ -59,7 +59,7 @@ class Scenario:
         return {_key(o): (n, t) for n, env in enumerate(self.envs) for t, o in enumerate(env.obs)}
 
     def last(self, row: Row, written: int) -> int:
-        """The time of the last step of this row's episode, or of the newest written step."""
+        """Return the time of the last step of this row's episode, or of the newest written step."""
         env, t = row
         while t < written - 1 and not self.envs[env].ended[t]:
             t += 1
@@ -67,8 +67,8 @@ class Scenario:
 
 
 def play(*scripts: Script) -> Scenario:
-    """The steps of environments that play these scripts: obs (x, −x) with a unique number x, action 2x, reward 3x."""
-    return Scenario([_episodes(script, _APART * n + 1) for n, script in enumerate(scripts)])
+    """Play the scripts: obs (x, −x) with a unique number x, action 2x, reward 3x."""
+    return Scenario([_episodes(script, _OBS_OFFSET * n + 1) for n, script in enumerate(scripts)])
 
 
 def _episodes(script: Script, number: int) -> Transitions:
@@ -89,7 +89,7 @@ def _transitions(x: Array, following: Array, terminated: Array, truncated: Array
 
 
 def scripts(random: np.random.Generator, num_envs: int, num_steps: int) -> list[Script]:
-    """Random episodes of at least `num_steps` steps in every environment."""
+    """Return random scripts of at least `num_steps` steps per environment."""
     scripts: list[Script] = []
     for _ in range(num_envs):
         script: list[tuple[int, str]] = []
@@ -106,9 +106,9 @@ def same_transitions(batch: ReplayBatch, scenario: Scenario, names: Sequence[str
     for i, row in enumerate(rows):
         where = f"of step {row[1]}" + (f" of environment {row[0]}" if len(scenario.envs) > 1 else "")
         for name in names:
-            same(f"{name} {where}", getattr(batch, name)[i], getattr(expected, name)[i])
+            expect_equal(f"{name} {where}", getattr(batch, name)[i], getattr(expected, name)[i])
         end = "terminated" if expected.terminated[i] else "truncated" if expected.truncated[i] else "inside an episode"
-        same(f"next_obs {where} ({end})", batch.next_obs[i], expected.next_obs[i])
+        expect_equal(f"next_obs {where} ({end})", batch.next_obs[i], expected.next_obs[i])
     return rows
 
 

@@ -51,12 +51,12 @@ class Transition:
 
 
 def act(obs: np.ndarray) -> np.ndarray:
-    """A policy whose actions are recognisable: action = 10·episode + step."""
+    """Return recognisable actions: 10·episode + step."""
     return (10 * obs[..., 1] + obs[..., 2]).astype(np.int64)
 
 
 def transitions(env: int, script: Script, count: int) -> list[Transition]:
-    """The transitions of one environment, stepped by hand without a vector environment or autoreset."""
+    """Return the transitions of one environment, stepped by hand without a vector environment or autoreset."""
     world, transitions = Scripted(env, script), []
     obs, _ = world.reset()
     while len(transitions) < count:
@@ -73,7 +73,7 @@ def vector(scripts: list[Script], mode: AutoresetMode) -> SyncVectorEnv:
 
 
 def step_and_reset(envs: Any, action: np.ndarray) -> tuple[Any, np.ndarray]:
-    """One step, and the observation to act on next; under DISABLED it resets the ended environments."""
+    """Step; return the result and the next observation. Under DISABLED, reset the ended environments."""
     step = envs.step(action)
     obs, ended = step[0], step[2] | step[3]
     if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and ended.any():

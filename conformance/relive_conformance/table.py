@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from relive_conformance.case import Case
 from relive_conformance.report import SYMBOLS, Report, Result
 
-_ABREAST = 10
+_CASES_PER_LINE = 10
 """The number of cases side by side that fit in 80 columns."""
 
 
 def table(report: Report, cases: Sequence[Case]) -> str:
-    """The table, every difference with its figures, and the libraries that could not be imported."""
+    """Return the table, the figures of every difference, and the libraries that could not be imported."""
     return printable("\n".join(_lines(report, cases)))
 
 
@@ -26,13 +26,13 @@ def printable(text: str) -> str:
 def _lines(report: Report, cases: Sequence[Case]) -> Iterator[str]:
     names = [f"{result.name} {result.version}".strip() for result in report.results]
     wide = max(map(len, names), default=0)
-    for start in range(0, len(cases), _ABREAST):
-        abreast = cases[start : start + _ABREAST]
-        yield " ".join([" " * wide, *(case.number for case in abreast)])
+    for start in range(0, len(cases), _CASES_PER_LINE):
+        columns = cases[start : start + _CASES_PER_LINE]
+        yield " ".join([" " * wide, *(case.number for case in columns)])
         for name, result in zip(names, report.results, strict=True):
-            symbols = (SYMBOLS[result.outcomes[case.number].status].center(len(case.number)) for case in abreast)
+            symbols = (SYMBOLS[result.outcomes[case.number].status].center(len(case.number)) for case in columns)
             yield " ".join([name.ljust(wide), *symbols]).rstrip()
-        yield from textwrap.wrap(", ".join(case.name for case in abreast), shutil.get_terminal_size().columns)
+        yield from textwrap.wrap(", ".join(case.name for case in columns), shutil.get_terminal_size().columns)
         yield ""
     yield "   ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())
     for result in report.results:

@@ -27,7 +27,7 @@ def find(target: str) -> Adapter:
 
 
 def as_adapter(subject: Any) -> Adapter:
-    """The adapter of a subject: an Adapter, a function without arguments that makes one, or a replay buffer's class."""
+    """Return the adapter of an Adapter, of a function that makes one, or of a replay buffer's class."""
     if isinstance(subject, Adapter):
         return subject
     if not callable(subject):

@@ -21,9 +21,9 @@ from rich.text import Text
 
 from relive import inspect
 
-from .cartpole import AVERAGED, Report, Settings, save_curve, train
+from .cartpole import NUM_AVERAGED, Report, Settings, save_curve, train
 from .replay import SHAPE, show
-from .timeline import TIME_LIMIT, render, tell_all
+from .timeline import TIME_LIMIT, play_all, render
 
 SOLVED, UNSOLVED = 0, 1
 LINE_EVERY = 20_000
@@ -31,7 +31,7 @@ LINE_EVERY = 20_000
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo",
         description="Show why relive exists, what it saves, and PPO learning with it, in about a minute.",
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
     console = Console(highlight=False)
     _title(console, f"One truncation: a time limit cuts a walk off after {TIME_LIMIT} steps")
-    console.print(render(tell_all()))
+    console.print(render(play_all()))
     console.print()
     height, width, frames = SHAPE.obs
     _title(console, f"Replay of Atari: {frames} stacked frames of {height} × {width}")
@@ -75,14 +75,12 @@ def _title(console: Console, title: str) -> None:
 
 def _summary(report: Report, settings: Settings) -> Table:
     episodes, steps = report.stats.num_episodes, report.stats.num_steps
+    averaged = min(NUM_AVERAGED, episodes)
     verdict = Text("solved", "bold green") if report.solved else Text("not solved within --steps", "bold yellow")
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("result", verdict),
-        (
-            "mean return",
-            f"{report.mean('return'):.1f} over the last {min(AVERAGED, episodes)} episodes, goal {settings.target:g}",
-        ),
+        ("mean return", f"{report.mean('return'):.1f} over the last {averaged} episodes, goal {settings.target:g}"),
         ("transitions", f"{steps:,} in {episodes:,} episodes"),
         ("time", f"{report.seconds:.1f} s, {steps / report.seconds:,.0f} steps/s"),
         ("buffer", f"{report.buffer_share:.1%} of the time"),
@@ -100,7 +98,7 @@ def _save(path: Path, report: Report, settings: Settings, seed: int) -> Text:
 
 
 def watch(console: Console, reports: Generator[Report], settings: Settings) -> Report:
-    """Show the training while it runs; returns its last report."""
+    """Show the training while it runs; return its last report."""
     # Closed here, also after Ctrl-C, because the training changes the seed and the number of threads of the process.
     with closing(reports):
         if not console.is_terminal:
@@ -138,7 +136,7 @@ def _last(reports: Generator[Report], show: Callable[[Report], None]) -> Report:
 
 
 def describe(report: Report) -> str:
-    """One line: return, length, speed, and the buffer's share of the time."""
+    """Return one line with return, length, speed, and the buffer's share of the time."""
     steps = report.stats.num_steps
     return (
         f"return {report.mean('return'):5.1f}  length {report.mean('length'):5.1f}  {steps:7,} steps  "

@@ -1,4 +1,4 @@
-"""PPO on CartPole-v1, with its returns, the share of time that the buffer takes, and the learning curve."""
+"""PPO on CartPole-v1, with the returns, the buffer's share of the time, and the learning curve."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ class Settings:
     num_steps: int = 64
     max_transitions: int = 300_000
     target: float = 475.0
-    """The mean return over the last 100 episodes at which Gymnasium counts the task as solved."""
+    """Mean return over the last 100 episodes at which Gymnasium counts the task as solved."""
     gamma: float = 0.98
     lam: float = 0.9
     epochs: int = 8
     batch_size: int = 256
     learning_rate: float = 1e-3
     clip: float = 0.2
-    entropy_weight: float = 0.0
-    max_gradient: float = 0.5
 
 
-AVERAGED = 100
-"""The number of episodes whose mean return decides whether the task is solved."""
+NUM_AVERAGED = 100
+"""Number of last episodes whose mean return decides whether the task is solved."""
 
 
 class Report(NamedTuple):
@@ -53,16 +51,16 @@ class Report(NamedTuple):
 
     @property
     def buffer_share(self) -> float:
-        """The share of the time that was spent in calls of the buffer."""
+        """Share of the time spent in calls of the buffer."""
         return self.buffer_seconds / self.seconds
 
-    def mean(self, what: str) -> float:
-        """The mean "return" or "length" of the last episodes; nan before the first end."""
-        return mean_of_last(self.stats, what)
+    def mean(self, field: str) -> float:
+        """Return the mean "return" or "length" of the last episodes; nan before the first end."""
+        return mean_of_last_episodes(self.stats, field)
 
 
-def mean_of_last(stats: EpisodeStats, what: str) -> float:
-    return float(stats.episodes()[what][-AVERAGED:].double().mean())
+def mean_of_last_episodes(stats: EpisodeStats, field: str) -> float:
+    return float(stats.episodes()[field][-NUM_AVERAGED:].double().mean())
 
 
 class Stopwatch:
@@ -70,13 +68,13 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._since = 0.0
+        self._start = 0.0
 
     def __enter__(self) -> None:
-        self._since = perf_counter()
+        self._start = perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += perf_counter() - self._since
+        self.seconds += perf_counter() - self._start
 
 
 class Agent(nn.Module):
@@ -88,7 +86,7 @@ class Agent(nn.Module):
         self.critic = _network(num_inputs, 1, last_gain=1.0)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of all actions [B, A] and values [B]."""
+        """Return log-probabilities of all actions [B, A] and values [B]."""
         return self.policy(obs).log_softmax(-1), self.critic(obs).squeeze(-1)
 
 
@@ -114,7 +112,7 @@ def reproducible(seed: int) -> Iterator[None]:
 
 
 def train(settings: Settings, seed: int) -> Generator[Report]:
-    """Train until the task is solved or the steps are used up; yields a report after every update."""
+    """Train until the task is solved or the steps are used up; yield a report after every update."""
     env = gym.make_vec("CartPole-v1", settings.num_envs, "sync")
     try:
         with reproducible(seed):
@@ -124,9 +122,9 @@ def train(settings: Settings, seed: int) -> Generator[Report]:
 
 
 def _train(env: gym.vector.VectorEnv, settings: Settings, seed: int) -> Iterator[Report]:
-    # An episode has at least one transition, so no episode leaves the window, and the curve shows all of them.
+    # Wide enough for every episode: each has at least one transition.
     stats = EpisodeStats(settings.num_envs, window=settings.max_transitions)
-    rollout = RolloutBuffer.for_env(env, settings.num_steps, seed=seed)
+    rollout = RolloutBuffer.for_env(env, settings.num_steps, stats=stats, seed=seed)
     agent = Agent(4, 2)
     optimizer = torch.optim.Adam(agent.parameters(), settings.learning_rate, eps=1e-5)
     buffer_time, start = Stopwatch(), perf_counter()
@@ -145,22 +143,13 @@ def _train(env: gym.vector.VectorEnv, settings: Settings, seed: int) -> Iterator
                     obs, action.squeeze(1), step, value=value, log_prob=log_probs.gather(1, action).squeeze(1)
                 )
             obs = step[0]
-        _count(stats, rollout)
         with torch.no_grad():
             _, last_value = agent(torch.as_tensor(obs))
         with buffer_time:
             rollout.compute_advantage(last_value, gamma=settings.gamma, lam=settings.lam)
         _update(agent, optimizer, rollout, settings, buffer_time)
-        solved = stats.num_episodes >= AVERAGED and mean_of_last(stats, "return") >= settings.target
+        solved = stats.num_episodes >= NUM_AVERAGED and mean_of_last_episodes(stats, "return") >= settings.target
         yield Report(stats, perf_counter() - start, buffer_time.seconds, solved, rollout)
-
-
-def _count(stats: EpisodeStats, rollout: RolloutBuffer) -> None:
-    """Update the statistics as `stats=` would, but outside the time that is measured for the buffer."""
-    data = rollout.data
-    steps = zip(*(data[name] for name in ("reward", "terminated", "truncated", "mask")), strict=True)
-    for reward, terminated, truncated, mask in steps:
-        stats.update(reward, terminated, truncated, mask=mask)
 
 
 def _update(
@@ -180,16 +169,14 @@ def _update(
         clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
         value_loss = (value - batch["return"]).square().mean()
-        entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-        loss = policy_loss + 0.5 * value_loss - settings.entropy_weight * entropy
         optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(agent.parameters(), settings.max_gradient)
+        (policy_loss + 0.5 * value_loss).backward()
+        nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
         optimizer.step()
 
 
 def save_curve(path: Path, stats: EpisodeStats, *, target: float, title: str) -> bool:
-    """Plot the returns over the transitions into `path`; returns False if matplotlib is not installed."""
+    """Plot the returns over the transitions into `path`; return False if matplotlib is not installed."""
     try:
         # A separate Figure: pyplot would choose a window system and keep global state.
         from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
@@ -201,7 +188,11 @@ def save_curve(path: Path, stats: EpisodeStats, *, target: float, title: str) ->
     axes = figure.add_subplot()
     axes.plot(steps, returns, ".", color="tab:blue", alpha=0.3, markersize=4, label="one episode")
     axes.plot(
-        steps, trailing_mean(returns, AVERAGED), color="tab:blue", linewidth=2, label=f"mean of the last {AVERAGED}"
+        steps,
+        trailing_mean(returns, NUM_AVERAGED),
+        color="tab:blue",
+        linewidth=2,
+        label=f"mean of the last {NUM_AVERAGED}",
     )
     axes.axhline(target, color="tab:green", linestyle="--", linewidth=1, label=f"solved: {target:g}")
     axes.set(title=title, xlabel="transitions", ylabel="return", ylim=(0, None))
@@ -214,7 +205,7 @@ def save_curve(path: Path, stats: EpisodeStats, *, target: float, title: str) ->
 
 
 def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of each value and the `window - 1` values before it, or of as many as exist [E]."""
+    """Return the mean [E] of each value and up to `window - 1` values before it."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     end = np.arange(1, len(values) + 1)
     start = np.maximum(end - window, 0)

@@ -46,11 +46,11 @@ def measure(shape: ReplayShape = SHAPE) -> Iterator[Line]:
             except Exception:
                 continue
             each = None if replay.nbytes is None else replay.nbytes / replay.stored
-            yield Line(library.name + suffix, library.version, is_ours, each, _batch_us(replay))
+            yield Line(library.name + suffix, library.version, is_ours, each, _measure_batch_us(replay))
 
 
 def show(console: Console, shape: ReplayShape = SHAPE) -> None:
-    """The table, filled while it is measured."""
+    """Print the table, row by row while it is measured."""
     table = Table("library", "version")
     for heading in ("bytes per transition", f"batch of {BATCH}, µs"):
         table.add_column(heading, justify="right")
@@ -69,7 +69,7 @@ def show(console: Console, shape: ReplayShape = SHAPE) -> None:
 
 
 def _experience(shape: ReplayShape) -> Iterator[Transitions]:
-    """Episodes of random frames, which cannot be compressed, one block per episode."""
+    """Yield episodes of random frames, which cannot be compressed."""
     random = np.random.default_rng(0)
     k = shape.obs[-1]
     for _ in range(shape.capacity // EPISODE):
@@ -87,7 +87,7 @@ def _experience(shape: ReplayShape) -> Iterator[Transitions]:
         )
 
 
-def _batch_us(replay: Replay) -> float:
+def _measure_batch_us(replay: Replay) -> float:
     seconds: list[float] = []
     for _ in range(DRAWS):
         start = time.perf_counter()

@@ -26,7 +26,7 @@ GAMMA = 0.5
 LAM = 1.0
 TIME_LIMIT = 3
 NUM_TRANSITIONS = 5
-"""The whole first episode and the start of the second."""
+"""Number of transitions: the first episode and the start of the second."""
 
 
 HEADINGS = {
@@ -34,7 +34,7 @@ HEADINGS = {
     AutoresetMode.SAME_STEP: ("step() returns the new episode", "takes that for the next obs"),
     AutoresetMode.DISABLED: ("you reset what ended", "truncated = done"),
 }
-"""The steps of one autoreset mode, and the advantages that a naive loop computes from them."""
+"""What each autoreset mode does, and the mistake of a naive loop under it."""
 
 COLUMNS = {
     "t": 3,
@@ -49,7 +49,7 @@ COLUMNS = {
     "naive advantage": 10,
     "": 2,
 }
-"""The headings of the printed timeline, with their widths: 80 characters in all."""
+"""Headings of the printed timeline with their widths, 80 characters in total."""
 
 
 class Walk(gym.Env[np.ndarray, np.int64]):
@@ -80,20 +80,20 @@ class Walk(gym.Env[np.ndarray, np.int64]):
 
 
 def true_value(obs: Tensor) -> Tensor:
-    """V(s) = Σ γ^k (s + 1 + k) = (s + 1) / (1 − γ) + γ / (1 − γ)²: the values of a perfect critic [N]."""
+    """Return the values [N] of a perfect critic: V(s) = Σ γ^k (s + 1 + k) = (s + 1) / (1 − γ) + γ / (1 − γ)²."""
     return (obs.squeeze(-1) + 1.0) / (1.0 - GAMMA) + GAMMA / (1.0 - GAMMA) ** 2
 
 
 @dataclass(frozen=True)
-class Story:
+class Timeline:
     """The steps under one autoreset mode and their advantages; every tensor is [T], reset rows included."""
 
     mode: AutoresetMode
     obs: Tensor
     returned: Tensor
-    """The observation that `env.step` returned."""
+    """Observation that `env.step` returned."""
     next_obs: Tensor
-    """The state that the step led to, as the buffer has it."""
+    """State that the step led to, as stored by the buffer."""
     reward: Tensor
     truncated: Tensor
     value: Tensor
@@ -101,15 +101,15 @@ class Story:
     advantage: Tensor
     return_: Tensor
     naive: Tensor
-    """The advantage that a naive loop computes for the same row."""
+    """Advantage that a naive loop computes for the same row."""
 
     @property
     def cut(self) -> int:
-        """The row at which the time limit cut the episode off."""
+        """Row at which the time limit truncated the episode."""
         return int(self.truncated.nonzero()[0])
 
 
-def tell(mode: AutoresetMode) -> Story:
+def play(mode: AutoresetMode) -> Timeline:
     """Walk through the truncation under one autoreset mode."""
     env = SyncVectorEnv([lambda: TimeLimit(Walk(), TIME_LIMIT)], autoreset_mode=mode)
     rollout = RolloutBuffer.for_env(env, NUM_TRANSITIONS + (mode is AutoresetMode.NEXT_STEP))
@@ -129,7 +129,7 @@ def tell(mode: AutoresetMode) -> Story:
         true_value(torch.as_tensor(obs)), last_obs=obs, final_value=final_value, gamma=GAMMA, lam=LAM
     )
     data = rollout.data[:, 0]
-    return Story(
+    return Timeline(
         mode,
         data["obs"].squeeze(-1),
         torch.cat(returned).squeeze(-1),
@@ -145,7 +145,7 @@ def tell(mode: AutoresetMode) -> Story:
 
 
 def _next_obs(rollout: RolloutBuffer) -> Tensor:
-    """The state that each step led to, as the buffer has it: the next row, or a truncated step's final observation."""
+    """Return the state after each step: the next row, or the final observation of a truncated step."""
     next_obs = rollout.env_major()["obs"][0, 1:, 0].clone()
     if len(rollout.final_obs):
         next_obs[rollout["truncated"][:, 0]] = rollout.final_obs.squeeze(-1)
@@ -153,7 +153,7 @@ def _next_obs(rollout: RolloutBuffer) -> Tensor:
 
 
 def _naive(mode: AutoresetMode, data: TensorDict, returned: Tensor) -> Tensor:
-    """The advantage [T] as naive loops compute it: from the result of `step`, counting every row as a transition."""
+    """Return the advantage [T] of a naive loop, which counts every row as a transition."""
     # Two usual mistakes: a truncation counts as an end, and the observation of step counts as the next observation.
     bootstraps = torch.ones_like(data["mask"]) if mode is AutoresetMode.SAME_STEP else ~data["truncated"]
     next_value, naive, tail = true_value(returned), torch.zeros_like(data["value"]), torch.zeros(())
@@ -164,51 +164,51 @@ def _naive(mode: AutoresetMode, data: TensorDict, returned: Tensor) -> Tensor:
     return naive
 
 
-def tell_all() -> list[Story]:
-    """The same walk under every autoreset mode."""
-    return [tell(mode) for mode in HEADINGS]
+def play_all() -> list[Timeline]:
+    """Return the same walk under every autoreset mode."""
+    return [play(mode) for mode in HEADINGS]
 
 
-def render(stories: list[Story]) -> RenderableType:
-    """The timelines of all modes, time going down, each with its conclusion."""
+def render(timelines: list[Timeline]) -> RenderableType:
+    """Return the timelines of all modes and the conclusion."""
     parts: list[RenderableType] = [_line({name: name for name in COLUMNS}, dict.fromkeys(COLUMNS, "bold"))]
-    for story in stories:
-        does, mistake = HEADINGS[story.mode]
-        heading = Text.assemble((story.mode.name, "bold cyan"), f"  {does}")
+    for timeline in timelines:
+        does, mistake = HEADINGS[timeline.mode]
+        heading = Text.assemble((timeline.mode.name, "bold cyan"), f"  {does}")
         naive = Text(f"naive: {mistake}", "red")
         heading.pad_right(max(1, sum(COLUMNS.values()) - len(heading) - len(naive)))
-        parts += [Text(), heading.append_text(naive), *(_row(story, t) for t in range(len(story.obs)))]
-    return Group(*parts, Text(), conclusion(stories))
+        parts += [Text(), heading.append_text(naive), *(_row(timeline, t) for t in range(len(timeline.obs)))]
+    return Group(*parts, Text(), conclusion(timelines))
 
 
-def _row(story: Story, t: int) -> RenderableType:
-    real, cut = bool(story.mask[t]), bool(story.truncated[t])
-    wrong = float(story.naive[t]) != (float(story.advantage[t]) if real else None)
+def _row(timeline: Timeline, t: int) -> RenderableType:
+    real, cut = bool(timeline.mask[t]), bool(timeline.truncated[t])
+    wrong = float(timeline.naive[t]) != (float(timeline.advantage[t]) if real else None)
     cells = {
-        "t": str(int(story.mask[:t].sum())) if real else "",
-        "obs": _short(story.obs[t]),
-        "reward": _short(story.reward[t]),
-        "step() gave": _short(story.returned[t]),
-        "next obs": _short(story.next_obs[t]) if real else "-",
+        "t": str(int(timeline.mask[:t].sum())) if real else "",
+        "obs": _short(timeline.obs[t]),
+        "reward": _short(timeline.reward[t]),
+        "step() gave": _short(timeline.returned[t]),
+        "next obs": _short(timeline.next_obs[t]) if real else "-",
         "flags": "truncated" if cut else "" if real else "(reset)",
         "mask": str(real),
-        "advantage": _fixed(story.advantage[t]) if real else "-",
-        "return": _fixed(story.return_[t]) if real else "-",
-        "naive advantage": _fixed(story.naive[t]),
+        "advantage": _fixed(timeline.advantage[t]) if real else "-",
+        "return": _fixed(timeline.return_[t]) if real else "-",
+        "naive advantage": _fixed(timeline.naive[t]),
         "": "✗" if wrong else "",
     }
     row_style = "dim" if not real else "yellow" if cut else ""
     styles = dict.fromkeys(COLUMNS, row_style)
     if real:
         styles["advantage"] = styles["return"] = "green"
-    if story.returned[t] != story.next_obs[t] or not real:
+    if timeline.returned[t] != timeline.next_obs[t] or not real:
         styles["step() gave"] = "red"
     styles["naive advantage"] = styles[""] = "red" if wrong else ""
     return _line(cells, styles)
 
 
 def _line(cells: dict[str, str], styles: dict[str, str]) -> Table:
-    """One line of the timeline, in the same columns as all others."""
+    """Return one line of the timeline."""
     table = Table.grid()
     for width in COLUMNS.values():
         table.add_column(width=width, justify="right", vertical="bottom")
@@ -216,19 +216,19 @@ def _line(cells: dict[str, str], styles: dict[str, str]) -> Table:
     return table
 
 
-def conclusion(stories: list[Story]) -> Text:
-    """One sentence with the computed numbers."""
-    first = stories[0]
+def conclusion(timelines: list[Timeline]) -> Text:
+    """Return a sentence with the computed numbers."""
+    first = timelines[0]
     cut, reset = first.cut, first.cut + 1
     state, final = first.obs[cut], first.next_obs[cut]
     value, final_value = first.value[cut], true_value(final.unsqueeze(0))
     right = float(first.advantage[cut])
-    same = all(torch.equal(story.advantage[story.mask], first.advantage[first.mask]) for story in stories)
+    same = all(torch.equal(timeline.advantage[timeline.mask], first.advantage[first.mask]) for timeline in timelines)
     arithmetic = (
         f"{_short(first.reward[cut])} + {GAMMA:g} * V({_short(final)}) - V({_short(state)}) = "
         f"{_short(first.reward[cut])} + {GAMMA:g} * {_short(final_value)} - {_short(value)} = {_short(right)}"
     )
-    wrong = " and ".join(sorted({_short(story.naive[story.cut]) for story in stories}))
+    wrong = " and ".join(sorted({_short(timeline.naive[timeline.cut]) for timeline in timelines}))
     return Text.assemble(
         f"The clock, not the walk, ended the episode in state {_short(final)}. The critic here is exact, ",
         "so the advantage is ",

@@ -32,7 +32,7 @@ def play(random: np.random.Generator, *, end_rate: float = 0.2) -> dict[str, Any
             "terminated": ends[0], "truncated": ends[1], "final_obs": random.normal(size=(N, 2))}  # fmt: skip
 
 
-def of_agent(fields: dict[str, Any], name: str) -> dict[str, Any]:
+def select_agent(fields: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the arguments for a buffer of one agent alone."""
     return {key: value[name] if isinstance(value, dict) else value for key, value in fields.items()}
 
@@ -62,7 +62,7 @@ class TestRollout:
                 del step["final_obs"]
             together.add(**step)
             for name, rollout in alone.items():
-                rollout.add(**of_agent(step, name))
+                rollout.add(**select_agent(step, name))
         values = {
             lead: {name: random.normal(size=(lead, *shape)) for name, shape in SHAPES.items()}
             for lead in (N, len(together.final_obs))
@@ -92,7 +92,7 @@ class TestRollout:
         assert rollout["return"]["fox"].tolist() == [2.0, 1.0]
         assert rollout["advantage", "hare"].tolist() == [19.5, 9.5]
 
-    def test_agents_may_be_staged_and_are_absent_when_not_given(self, backend: str) -> None:
+    def test_agents_may_be_staged_and_optional_fields_may_be_missing(self, backend: str) -> None:
         rollout = make()
         step = one_step()
         rollout.stage(value=step.pop("value"))
@@ -101,7 +101,7 @@ class TestRollout:
         assert ("log_prob", "pack") not in rollout
         rollout.compute_advantage({"fox": np.zeros(N), "pack": np.zeros((N, 2))})
 
-    def test_an_agent_that_is_left_out_is_named_and_nothing_changes(self, backend: str) -> None:
+    def test_a_missing_agent_is_named_and_nothing_changes(self, backend: str) -> None:
         rollout = make()
         rollout.add(**one_step())
         last = {"fox": np.zeros(N), "pack": np.zeros((N, 2))}
@@ -188,7 +188,7 @@ class TestRollout:
 
 
 class TestAttach:
-    def test_dicts_join_every_batch_and_replace_what_had_their_name(self, backend: str) -> None:
+    def test_attached_dicts_are_in_every_batch_and_replace_older_ones(self, backend: str) -> None:
         rollout = make()
         for _ in range(2):
             rollout.add(**one_step())
@@ -228,26 +228,26 @@ class TestStatistics:
     rewards = {"fox": np.arange(3.0), "pack": np.arange(10.0, 16.0).reshape(3, 2)}  # noqa: RUF012
     team = [0.0 + 10 + 11, 1.0 + 12 + 13, 2.0 + 14 + 15]  # noqa: RUF012
 
-    def test_of_a_rollout_of_a_dict_of_agents(self, backend: str) -> None:
+    def test_statistics_of_a_rollout_with_a_dict_of_agents(self, backend: str) -> None:
         stats = rl.EpisodeStats(N)
         rollout = make(stats=stats)
         rollout.add(**one_step(reward=self.rewards))
         rollout.add(**one_step(reward=self.rewards, terminated=~NOBODY))
         assert stats.episodes()["return"].tolist() == [2 * reward for reward in self.team]
 
-    def test_of_one_environment_without_an_axis(self) -> None:
+    def test_statistics_of_one_environment_without_an_axis(self) -> None:
         each, stats = {"fox": (), "hare": ()}, rl.EpisodeStats(None)
         rollout = rl.RolloutBuffer(2, None, obs=1, action=(), reward=each, stats=stats)
         rollout.add([0.0], 0.0, {"fox": 1.0, "hare": -3.0}, True, False)
         assert stats.episodes()["return"].tolist() == [-2.0]
 
-    def test_of_an_axis_of_agents(self) -> None:
+    def test_statistics_of_a_rollout_with_an_axis_of_agents(self) -> None:
         stats = rl.EpisodeStats(N)
         rollout = make(reward=(2,), value=(2,), stats=stats)
         rollout.add(**one_step(reward=self.rewards["pack"], value=None, log_prob=None, terminated=~NOBODY))
         assert stats.episodes()["return"].tolist() == [10.0 + 11, 12.0 + 13, 14.0 + 15]
 
-    def test_of_a_replay_buffer_in_steps_blocks_and_some_environments(self, backend: str) -> None:
+    def test_statistics_of_a_replay_buffer_with_steps_blocks_and_some_environments(self, backend: str) -> None:
         stats = rl.EpisodeStats(N)
         replay = rl.ReplayBuffer(12, obs=1, action=(), num_envs=N, reward=SHAPES, stats=stats)
         step = {"obs": np.zeros((N, 1)), "action": np.zeros(N), "reward": self.rewards, "terminated": NOBODY,
@@ -277,7 +277,7 @@ class TestReplay:
             step |= {"obs": obs, "next_obs": random.normal(size=(N, 2))}
             together.add(**step)
             for name, replay in alone.items():
-                replay.add(**of_agent(step, name))
+                replay.add(**select_agent(step, name))
             obs = np.where(ended, random.normal(size=(N, 2)), step["next_obs"])
         return together, alone
 

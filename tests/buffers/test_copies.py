@@ -32,7 +32,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def lived(kind: str, steps: int = 40) -> Any:
+def make_buffer(kind: str, steps: int = 40) -> Any:
     buffer = KINDS[kind].make()
     for n in range(steps):
         KINDS[kind].act(buffer, n)
@@ -42,8 +42,8 @@ def lived(kind: str, steps: int = 40) -> Any:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("way", select("pickle", of=COPIES))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_is_the_buffer_and_lives_on_as_it_would(kind: str, way: str) -> None:
-    buffer = lived(kind)
+def test_a_copy_equals_the_buffer_and_stays_equal_after_the_same_steps(kind: str, way: str) -> None:
+    buffer = make_buffer(kind)
     before = digest(buffer)
     copied = COPIES[way](buffer)
     copied.check()
@@ -118,8 +118,8 @@ def test_shared_and_disk_memory_are_not_copied(way: Callable[[Any], Any], tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["uniform", "rollout", "distillation"])
-def test_a_process_is_not_started_with_a_buffer(kind: str) -> None:
-    process = get_context("spawn").Process(target=len, args=(lived(kind),))
+def test_a_buffer_is_refused_as_argument_of_a_spawned_process(kind: str) -> None:
+    process = get_context("spawn").Process(target=len, args=(make_buffer(kind),))
     with pytest.raises(TypeError, match=r"expected a handle.*handle\(\).*save\(\)"):
         process.start()
 
@@ -129,8 +129,8 @@ def test_a_process_is_not_started_with_a_buffer(kind: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_dict_makes_a_used_buffer_the_one_it_was_of(kind: str) -> None:
-    buffer, other = lived(kind), lived(kind, 23)
+def test_a_loaded_state_dict_replaces_the_whole_state(kind: str) -> None:
+    buffer, other = make_buffer(kind), make_buffer(kind, 23)
     other.load_state_dict(copy.deepcopy(buffer.state_dict()))
     other.check()
     assert equal(digest(other), digest(buffer))
@@ -139,8 +139,8 @@ def test_a_state_dict_makes_a_used_buffer_the_one_it_was_of(kind: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_buffer_takes_its_own_state_dict(kind: str) -> None:
-    buffer = lived(kind)
+def test_a_buffer_loads_its_own_state_dict(kind: str) -> None:
+    buffer = make_buffer(kind)
     before = copy.deepcopy(digest(buffer))
     buffer.load_state_dict(buffer.state_dict())  # tensors of a state dict share the buffer's memory
     buffer.check()
@@ -148,10 +148,10 @@ def test_a_buffer_takes_its_own_state_dict(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rollout", "distillation"])
-def test_a_state_dict_is_refused_whole(kind: str) -> None:
-    other = lived(kind, 23)
+def test_a_wrong_state_dict_changes_nothing(kind: str) -> None:
+    other = make_buffer(kind, 23)
     before = digest(other)
-    state = lived(kind).state_dict()
+    state = make_buffer(kind).state_dict()
     names = [(part, name) for part in ("rows", "arrays") for name in state[part]]
     wrong = [torch.zeros(99, 7), torch.zeros(1).to_sparse(), torch.zeros(1, device="meta"), 3]
     for part, name in names:
@@ -167,7 +167,7 @@ def test_a_state_dict_is_refused_whole(kind: str) -> None:
 
 
 def test_a_distillation_buffer_learns_its_fields_from_a_state() -> None:
-    buffer = lived("distillation")
+    buffer = make_buffer("distillation")
     other = rl.DistillationBuffer(13, 2)
     other.load_state_dict(buffer.state_dict())
     other.check()
@@ -177,7 +177,7 @@ def test_a_distillation_buffer_learns_its_fields_from_a_state() -> None:
 # Bugs found earlier
 
 
-def test_a_class_of_the_same_name_is_another_class(tmp_path: Path) -> None:
+def test_a_class_with_the_same_name_is_refused(tmp_path: Path) -> None:
     rl.ReplayBuffer(2, 1, (), seed=0).save(tmp_path)
     impostor: Any = type("ReplayBuffer", (), {})
     with pytest.raises(rl.IncompatibleCheckpoint, match="expected a ReplayBuffer, got a ReplayBuffer"):
@@ -214,15 +214,15 @@ def test_add_waits_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> N
     replay.add([0.0], 0.0, 0.0, False, False, [1.0])
     adding, pack = Thread(target=replay.add, args=([1.0], 0.0, 1.0, False, False, [2.0])), portable.pack
 
-    def packed(arrays: Any) -> Any:
+    def pack_slowly(arrays: Any) -> Any:
         if adding.ident is None:
             adding.start()
         adding.join(timeout=0.1)
         assert adding.is_alive()
         return pack(arrays)
 
-    monkeypatch.setattr(portable, "pack", packed)
-    state = portable.pack_state(replay)
+    monkeypatch.setattr(portable, "pack", pack_slowly)
+    state = portable.packed_state(replay)
     adding.join(timeout=10)
     assert len(replay) == 2
     other = rl.ReplayBuffer(8, obs=1, action=(), seed=1)

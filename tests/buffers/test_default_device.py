@@ -32,32 +32,32 @@ def default_device() -> Iterator[Callable[[str | None], None]]:
     torch.set_default_device(None)
 
 
-def life(kind: str, folder: Path) -> list[Any]:
+def run_history(kind: str, folder: Path) -> list[Any]:
     """Return batches of a buffer, of its copies and of its checkpoint."""
-    story = KINDS[kind]
-    buffer = story.make()
-    found: list[Any] = []
+    scenario = KINDS[kind]
+    buffer = scenario.make()
+    results: list[Any] = []
     for n in range(60):
-        story.act(buffer, n)
+        scenario.act(buffer, n)
         if n % 20 == 19:
-            found.append(story.read(buffer))
+            results.append(scenario.read(buffer))
     buffer.save(folder / kind)
-    fresh = story.make()
+    fresh = scenario.make()
     fresh.load_state_dict(buffer.state_dict())
     for each in (rl.load(folder / kind), copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer)), fresh):
         each.check()
-        found.append(digest(each)[1:])
-        found.append(story.read(each))
-    return found
+        results.append(digest(each)[1:])
+        results.append(scenario.read(each))
+    return results
 
 
 @pytest.mark.parametrize("kind", select("uniform", "prioritized", "rollout", "distillation", of=KINDS))
 def test_buffers_on_the_host_do_the_same_under_any_default_device(
     kind: str, backend: str, default_device: Callable[[str | None], None], tmp_path: Path
 ) -> None:
-    usual = life(kind, tmp_path / "usual")
+    usual = run_history(kind, tmp_path / "usual")
     default_device("meta")
-    under = life(kind, tmp_path / "under")
+    under = run_history(kind, tmp_path / "under")
     default_device(None)
     assert equal(usual, under)
 
@@ -104,7 +104,7 @@ def test_disk_and_shared_memory_are_on_the_host_under_any_default_device(
 
 
 @pytest.mark.promise("G3")
-def test_every_tensor_that_the_library_makes_says_where_it_is() -> None:
+def test_every_tensor_constructor_passes_a_device() -> None:
     makers = {function.__name__ for function in _device_constructors()}
     assert {"zeros", "tensor", "as_tensor", "arange"} <= makers
     silent = [
@@ -112,13 +112,13 @@ def test_every_tensor_that_the_library_makes_says_where_it_is() -> None:
         for path in SOURCES.rglob("*.py")
         if path.relative_to(SOURCES).parts[0] not in PROGRAMS
         for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call) and _maker(call) in makers
+        if isinstance(call, ast.Call) and _constructor_name(call) in makers
         if not any(keyword.arg in ("device", None) for keyword in call.keywords)
     ]
     assert silent == []
 
 
-def _maker(call: ast.Call) -> str | None:
+def _constructor_name(call: ast.Call) -> str | None:
     """Return the name of a call of `torch.<name>`."""
     function = call.func
     is_torch = (
@@ -140,7 +140,7 @@ def test_a_rollout_computes_the_same_under_any_default_device(default_device: Ca
 
 
 @pytest.mark.thorough
-def test_the_first_batch_of_a_process_may_come_under_any_default_device() -> None:
+def test_the_first_batch_of_a_process_works_under_any_default_device() -> None:
     program = (
         "import torch, relive as rl; r = rl.ReplayBuffer(20, obs=2, action=());"
         "r.add([0, 0.0], 0.0, 1.0, False, False, [1, 0.0]); torch.set_default_device('meta');"

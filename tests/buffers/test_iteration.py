@@ -53,7 +53,7 @@ def test_a_loop_raises_and_names_the_remedy(kind: str) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"batch_size": 2, "shuffle": True}, {"batch_size": 2, "collate_fn": list}], ids=str
 )
-def test_a_data_loader_raises_the_same_at_its_first_batch(kind: str, options: dict[str, Any]) -> None:
+def test_a_data_loader_raises_the_same_error_at_its_first_batch(kind: str, options: dict[str, Any]) -> None:
     make, message = KINDS[kind]
     buffer: Any = make()
     with pytest.raises(TypeError, match=message):

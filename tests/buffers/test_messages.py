@@ -33,7 +33,7 @@ def replay(**options: Any) -> rl.ReplayBuffer:
 
 
 @pytest.mark.parametrize("name", ["advantage", "return"])
-def test_targets_before_they_are_computed(name: str) -> None:
+def test_reading_targets_before_compute_advantage_names_the_remedy(name: str) -> None:
     made = rollout()
     with pytest.raises(KeyError, match=rf"{name}: expected .* Call compute_advantage\(last_value\) first"):
         made[name]
@@ -43,7 +43,7 @@ def test_targets_before_they_are_computed(name: str) -> None:
     assert made[name].shape == (2, 2)
 
 
-def test_a_field_that_was_not_given() -> None:
+def test_reading_a_missing_field_names_the_remedy() -> None:
     made = rollout()
     with pytest.raises(KeyError, match=r"log_prob: expected .* Pass log_prob= to every add, or attach"):
         made["log_prob"]
@@ -52,7 +52,7 @@ def test_a_field_that_was_not_given() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="disk memory")
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_refused_at_construction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Files, "free_bytes", lambda self: 1000)
     expected = "capacity: expected at most 1,000 bytes, the free space of the disk of .*disk, got"
     with pytest.raises(MemoryError, match=expected):
@@ -60,7 +60,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
-def test_flags_of_agents(backend: str, flag: str) -> None:
+def test_flags_per_agent_are_refused(backend: str, flag: str) -> None:
     obs, each = {"fox": [0.0], "hare": [0.0]}, {"fox": 0.0, "hare": 0.0}
     flags: dict[str, Any] = {"terminated": False, "truncated": False, flag: {"fox": True, "hare": False}}
     buffers: list[Any] = [
@@ -75,7 +75,7 @@ def test_flags_of_agents(backend: str, flag: str) -> None:
 
 
 @pytest.mark.filterwarnings("default")  # as in Stable-Baselines3
-def test_our_classes_in_stable_baselines3() -> None:
+def test_our_buffers_in_stable_baselines3_name_the_adapter() -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     for algorithm, argument, kind in (
         (sb3.DQN, "replay_buffer_class", rl.ReplayBuffer),
@@ -87,7 +87,7 @@ def test_our_classes_in_stable_baselines3() -> None:
 
 
 @pytest.mark.parametrize("folder", ["state", "segments"])
-def test_a_missing_file(tmp_path: Path, folder: str) -> None:
+def test_a_missing_checkpoint_file_is_named(tmp_path: Path, folder: str) -> None:
     replay().save(tmp_path)
     (file,) = (tmp_path / folder).iterdir()
     file.unlink()
@@ -97,7 +97,7 @@ def test_a_missing_file(tmp_path: Path, folder: str) -> None:
         rl.load(tmp_path)
 
 
-def test_padding_in_a_flat_step_index(backend: str) -> None:
+def test_padding_of_a_flattened_step_index_is_refused(backend: str) -> None:
     made = replay(sampler=rl.Prioritized(), extra={"h": rl.Mutable(rl.Field(1))})
     batch = made.sample(2, rl.Sequence(6, step_index=True))
     ids = batch["step_index"].flatten()
@@ -111,7 +111,7 @@ def test_padding_in_a_flat_step_index(backend: str) -> None:
     made.update_priority(batch["step_index"], torch.ones(2, 6))
 
 
-def test_a_summary_before_the_first_end() -> None:
+def test_a_summary_before_the_first_end_names_the_missing_episode() -> None:
     stats = rl.EpisodeStats(None)
     with pytest.raises(KeyError, match="summary: return_mean: expected at least 1 finished episode, got 0"):
         stats.summary()["return_mean"]

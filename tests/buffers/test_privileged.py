@@ -58,7 +58,9 @@ def play(envs: SyncVectorEnv, buffer: Any, **values: Any) -> dict[str, np.ndarra
 
 class TestRollout:
     @every_mode
-    def test_the_critic_judges_true_final_states_by_what_only_it_sees(self, backend: str, mode: AutoresetMode) -> None:
+    def test_the_critic_values_true_final_states_by_privileged_observations(
+        self, backend: str, mode: AutoresetMode
+    ) -> None:
         envs = make(mode)
         rollout = rl.RolloutBuffer.for_env(envs, STEPS)
         last = play(envs, rollout, value=lambda obs: critic(obs["critic"]))
@@ -77,7 +79,7 @@ class TestRollout:
             wanted = expected_advantage(true)
             torch.testing.assert_close(data["advantage"].double(), wanted, rtol=1e-5, atol=1e-4)
 
-    def test_a_batch_may_have_one_part_of_the_observation_alone(self, backend: str) -> None:
+    def test_a_batch_may_contain_one_part_of_the_observation(self, backend: str) -> None:
         envs = make(AutoresetMode.SAME_STEP)
         rollout = rl.RolloutBuffer.for_env(envs, STEPS)
         play(envs, rollout)
@@ -111,7 +113,7 @@ class TestRollout:
         only = next(rollout.sequences(3, fields=[("obs", "critic")]))
         assert ("obs", "policy") not in only.keys(True, True)
 
-    def test_what_only_stored_steps_need_is_an_extra_field(self, backend: str) -> None:
+    def test_privileged_fields_of_stored_steps_are_extra_fields(self, backend: str) -> None:
         rollout = rl.RolloutBuffer(3, 2, obs=1, action=(), extra={"privileged": {"mass": (), "map": (2, 2)}})
         flags = np.zeros(2, bool)
         for t in range(3):
@@ -125,7 +127,9 @@ class TestRollout:
 
 class TestReplay:
     @every_mode
-    def test_both_parts_have_their_true_next_ones_in_every_view(self, backend: str, mode: AutoresetMode) -> None:
+    def test_both_parts_of_the_observation_have_the_true_next_state_in_every_view(
+        self, backend: str, mode: AutoresetMode
+    ) -> None:
         envs = make(mode)
         replay = rl.ReplayBuffer.for_env(envs, 40 * len(SCRIPTS), seed=0)
         play(envs, replay)

@@ -25,7 +25,7 @@ def add(replay: rl.ReplayBuffer, steps: int) -> None:
         replay.add(obs, np.zeros(2), 0.0, terminated=False, truncated=False, next_obs=following)
 
 
-def test_what_a_batch_holds_of_two_observations_are_two_memories() -> None:
+def test_obs_and_next_obs_of_a_batch_do_not_share_memory() -> None:
     with kernels.force("torch"):
         batch = filled(8).sample(4)
     weight = torch.ones(2, requires_grad=True)
@@ -59,7 +59,7 @@ def test_a_sampler_may_change_the_slots_that_were_drawn(view: Any) -> None:
     assert batch["obs"].reshape(3, -1)[:, 0].tolist() == [5.0, 5.0, 5.0]
 
 
-def test_no_row_is_found_by_minus_one_where_the_host_does_not_look() -> None:
+def test_minus_one_updates_no_priority_on_a_device() -> None:
     with kernels.force("torch"):
         replay: Any = filled(3, sampler=rl.Prioritized())
         replay.storage._is_host = False  # as on another device
@@ -72,7 +72,7 @@ def test_priorities_of_halves_do_not_overflow() -> None:
     assert rl.sequence_priority(errors, torch.ones(1, 3, dtype=torch.bool)).tolist() == pytest.approx([6e4], rel=1e-3)
 
 
-def test_the_names_of_steps_are_not_left_out_by_a_store_that_draws_and_reads_at_once() -> None:
+def test_step_index_is_returned_when_drawing_and_reading_are_one_call() -> None:
     replay = filled(8)
     assert "step_index" not in replay.sample(3, rl.Sequence(2)).keys()
     batch = replay.sample(3, rl.Sequence(2, step_index=True))
@@ -88,7 +88,7 @@ def test_readers_refuse_unknown_fields(tmp_path: Path) -> None:
             from_hdf5(tmp_path / "steps.hdf5", final_obs=wrong)  # pyright: ignore[reportArgumentType]
 
 
-ABSENT = torch.device("cuda" if not torch.cuda.is_available() else "privateuseone")
+MISSING_DEVICE = torch.device("cuda" if not torch.cuda.is_available() else "privateuseone")
 """A device that this machine does not have."""
 
 
@@ -121,31 +121,31 @@ READERS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_batch_for_a_device_that_is_not_there_is_not_drawn(name: str) -> None:
+def test_a_missing_device_is_refused_before_rows_are_drawn(name: str) -> None:
     make, read = READERS[name]
     buffer, twin = make(), make()
     with pytest.raises(rl.SchemaError, match="device: expected a device of this machine, got "):
-        read(buffer, ABSENT)
+        read(buffer, MISSING_DEVICE)
     assert torch.equal(read(buffer, "cpu")["index"], read(twin, None)["index"])
 
 
-def test_prefetching_for_a_device_that_is_not_there_draws_nothing() -> None:
+def test_prefetching_for_a_missing_device_draws_nothing() -> None:
     replay = filled(8)
     with pytest.raises(rl.SchemaError, match="device: expected a device of this machine, got "):
-        rl.prefetch(replay, 4, device=ABSENT)
+        rl.prefetch(replay, 4, device=MISSING_DEVICE)
     assert torch.equal(replay.sample(4)["index"], filled(8).sample(4)["index"])
 
 
 @pytest.mark.parametrize("offsets", [{-1, 0}, frozenset((0, 1))])
-def test_offsets_of_a_window_have_an_order(offsets: Any) -> None:
+def test_offsets_of_a_window_must_be_ordered(offsets: Any) -> None:
     with pytest.raises(rl.SchemaError, match="Window.obs: expected several offsets, got a set, which has no order"):
         rl.Window(obs=offsets)
     with pytest.raises(rl.SchemaError, match="expected several times, got a set, which has no order"):
         rl.Window.from_seconds(10, obs=offsets)
 
 
-@pytest.mark.parametrize("device", [ABSENT, "privateuseone"])
-def test_a_checkpoint_is_not_loaded_onto_a_device_that_is_not_there(device: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", [MISSING_DEVICE, "privateuseone"])
+def test_loading_onto_a_missing_device_is_refused(device: Any, tmp_path: Path) -> None:
     filled(4).save(tmp_path)
     with pytest.raises(rl.IncompatibleCheckpoint, match="expected a device of this machine, got "):
         rl.load(tmp_path, device=device)

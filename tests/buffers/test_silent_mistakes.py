@@ -19,8 +19,12 @@ import torch
 import relive as rl
 from relive.schema import conversion
 
-LATER = r"autoreset: expected steps after an end that are steps of new episodes.* declare autoreset=NEXT_STEP"
-SAME = r"autoreset: expected no final observations under autoreset={}, got info.* declare autoreset=SAME_STEP"
+RESET_ROWS_WARNING = (
+    r"autoreset: expected steps after an end that are steps of new episodes.* declare autoreset=NEXT_STEP"
+)
+FINAL_OBS_WARNING = (
+    r"autoreset: expected no final observations under autoreset={}, got info.* declare autoreset=SAME_STEP"
+)
 
 
 def cartpole(mode: str, seed: int = 0) -> Any:
@@ -39,18 +43,18 @@ def play(env: Any, steps: int, *, forgets: bool = False) -> Iterator[tuple[Any, 
         obs = obs if forgets else step[0]
 
 
-def messages(call: Any) -> list[str]:
+def collect_warnings(call: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         call()
     return [str(one.message) for one in told if issubclass(one.category, rl.DataWarning)]
 
 
-def replay_of(env: Any, **options: Any) -> rl.ReplayBuffer:
+def make_replay(env: Any, **options: Any) -> rl.ReplayBuffer:
     return rl.ReplayBuffer.for_env(env, 2000, seed=0, **options)
 
 
-def rollouts(env: Any, told: str, count: int = 6) -> Any:
+def make_rollout_loop(env: Any, told: str, count: int = 6) -> Any:
     def run() -> None:
         rollout = rl.RolloutBuffer.for_env(env, 32, autoreset=told, seed=0)
         for number, (obs, action, step) in enumerate(play(env, 32 * count), 1):
@@ -64,8 +68,8 @@ def rollouts(env: Any, told: str, count: int = 6) -> Any:
 
 class TestModes:
     @pytest.mark.parametrize("told", ["NEXT_STEP", "DISABLED"])
-    @pytest.mark.parametrize("make", [replay_of, lambda env, **options: rl.RolloutBuffer.for_env(env, 64, **options)])
-    def test_final_observations_give_a_same_step_environment_away(self, make: Any, told: str) -> None:
+    @pytest.mark.parametrize("make", [make_replay, lambda env, **options: rl.RolloutBuffer.for_env(env, 64, **options)])
+    def test_final_observations_reveal_a_same_step_environment(self, make: Any, told: str) -> None:
         env = cartpole("SAME_STEP")
         buffer = make(env, autoreset=told)
 
@@ -73,30 +77,30 @@ class TestModes:
             for obs, action, step in play(env, 64):
                 buffer.add_step(obs, action, step)
 
-        (message,) = messages(run)
-        assert re.match(SAME.format(told), message)
+        (message,) = collect_warnings(run)
+        assert re.match(FINAL_OBS_WARNING.format(told), message)
 
     @pytest.mark.parametrize("told", ["SAME_STEP", "DISABLED"])
-    def test_rows_that_only_reset_are_noticed_in_rollouts(self, told: str) -> None:
-        (message,) = messages(rollouts(cartpole("NEXT_STEP"), told))
-        assert re.match(LATER, message)
+    def test_reset_rows_in_rollouts_warn(self, told: str) -> None:
+        (message,) = collect_warnings(make_rollout_loop(cartpole("NEXT_STEP"), told))
+        assert re.match(RESET_ROWS_WARNING, message)
 
-    def test_rows_that_only_reset_are_noticed_in_a_replay(self, backend: str) -> None:
+    def test_reset_rows_in_a_replay_buffer_warn(self, backend: str) -> None:
         env = cartpole("NEXT_STEP")
-        replay = replay_of(env, autoreset="DISABLED")
+        replay = make_replay(env, autoreset="DISABLED")
 
         def run() -> None:
             for obs, action, step in play(env, 400):
                 replay.add_step(obs, action, step)
 
-        (message,) = messages(run)
+        (message,) = collect_warnings(run)
         assert "declare autoreset=NEXT_STEP" in message
 
     @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
-    def test_the_right_mode_is_silent(self, mode: str) -> None:
-        assert messages(rollouts(cartpole(mode), mode)) == []
+    def test_the_right_autoreset_mode_does_not_warn(self, mode: str) -> None:
+        assert collect_warnings(make_rollout_loop(cartpole(mode), mode)) == []
 
-    def test_sparse_rewards_are_silent(self) -> None:
+    def test_sparse_rewards_do_not_warn(self) -> None:
         rollout = rl.RolloutBuffer(64, 1, 1, (), autoreset="SAME_STEP")
 
         def run() -> None:
@@ -105,11 +109,11 @@ class TestModes:
                 rollout.add(np.full((1, 1), t), np.zeros(1), 1.0 * end, end, ~end & False, value=np.zeros(1))
             rollout.compute_advantage(np.zeros(1))
 
-        assert messages(run) == []
+        assert collect_warnings(run) == []
 
 
 class TestRolloutSteps:
-    def test_a_forgotten_assignment_is_noticed_and_named_first(self) -> None:
+    def test_a_forgotten_obs_assignment_is_the_first_warning(self) -> None:
         env = cartpole("NEXT_STEP")
         rollout = rl.RolloutBuffer.for_env(env, 64)
 
@@ -117,20 +121,20 @@ class TestRolloutSteps:
             for obs, action, step in play(env, 64, forgets=True):
                 rollout.add_step(obs, action, step)
 
-        (message,) = messages(run)
+        (message,) = collect_warnings(run)
         assert message.startswith(
             "obs: expected steps that start where the step before led, got 64 of 64 that do not. Assign obs = step[0]"
         )
 
-    def test_the_replay_names_it_first_too(self, backend: str) -> None:
+    def test_a_replay_buffer_warns_about_a_forgotten_obs_assignment_first(self, backend: str) -> None:
         env = cartpole("NEXT_STEP")
-        replay = replay_of(env)
+        replay = make_replay(env)
 
         def run() -> None:
             for obs, action, step in play(env, 64, forgets=True):
                 replay.add_step(obs, action, step)
 
-        (message, *_) = messages(run)
+        (message, *_) = collect_warnings(run)
         assert "that do not. Assign obs = step[0] after every step." in message
 
     def test_a_reset_between_rollouts_is_noticed(self) -> None:
@@ -143,8 +147,8 @@ class TestRolloutSteps:
             rollout.clear(restarted=restarted)
 
         run(restarted=True)
-        assert messages(run) == []
-        (message,) = messages(run)
+        assert collect_warnings(run) == []
+        (message,) = collect_warnings(run)
         assert "obs: expected a rollout that starts where the last one led, got 2 of 2" in message
         assert "clear(restarted=True)" in message
 
@@ -159,9 +163,9 @@ class TestRolloutSteps:
                     if rollout.is_full:
                         rollout.clear()
 
-            assert messages(run) == []
+            assert collect_warnings(run) == []
 
-    def test_memory_that_is_used_again_is_noticed(self) -> None:
+    def test_reused_memory_warns(self) -> None:
         rollout = rl.RolloutBuffer(8, 2, 3, ())
         obs = np.zeros((2, 3), np.float32)
 
@@ -170,11 +174,11 @@ class TestRolloutSteps:
                 obs[:] = t + 1  # the environment steps in place
                 rollout.add(obs, np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
 
-        (message,) = messages(run)
+        (message,) = collect_warnings(run)
         assert "obs: expected memory of its own for every step" in message
         assert "stage(obs=…)" in message
 
-    def test_constant_observations_and_memory_of_their_own_are_silent(self) -> None:
+    def test_constant_observations_and_new_arrays_do_not_warn(self) -> None:
         rollout = rl.RolloutBuffer(64, 2, 3, ())
         constant = np.ones((2, 3), np.float32)
 
@@ -183,7 +187,7 @@ class TestRolloutSteps:
                 obs = constant if t % 2 else np.full((2, 3), t, np.float32)
                 rollout.add(obs, np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
 
-        assert messages(run) == []
+        assert collect_warnings(run) == []
 
 
 class TestNumbers:
@@ -211,7 +215,7 @@ class TestNumbers:
         replay.check()
 
     @pytest.mark.parametrize("form", [float, np.float64, np.array, lambda x: torch.tensor(x, dtype=torch.float64)])
-    def test_of_one_environment_too(self, backend: str, form: Any) -> None:
+    def test_overflow_is_refused_for_a_single_environment_too(self, backend: str, form: Any) -> None:
         replay, rollout = rl.ReplayBuffer(8, 1, ()), rl.RolloutBuffer(8, None, 1, ())
         with pytest.raises(rl.SchemaError, match="reward: expected finite numbers"):
             replay.add([0.0], 0.0, form(1e39), False, False, [1.0])
@@ -219,7 +223,7 @@ class TestNumbers:
             rollout.add([0.0], 0.0, form(1e39), False, False)
         assert len(replay) == len(rollout) == 0
 
-    def test_rollouts_and_other_dtypes(self, backend: str) -> None:
+    def test_rollouts_and_other_dtypes_refuse_overflow(self, backend: str) -> None:
         rollout = rl.RolloutBuffer(8, 2, rl.Field(1, torch.float16), ())
         wrong: tuple[Any, ...] = (np.full((2, 1), 70000), np.full((2, 1), 1e5), torch.full((2, 1), 1e5))
         for obs in wrong:
@@ -234,7 +238,7 @@ class TestNumbers:
         stored = replay[[0]]["obs"][0]
         assert [bool(x) for x in (stored[0].isinf(), stored[1].isnan(), stored[2].isfinite())] == [True] * 3
 
-    def test_devices_count_what_they_cannot_refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_devices_count_numbers_that_overflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(conversion, "_is_host", lambda tensor: False)
         with rl.kernels.force_torch():
             replay, rollout = rl.ReplayBuffer(8, 1, ()), rl.RolloutBuffer(8, None, 1, ())
@@ -248,7 +252,7 @@ class TestNumbers:
                     buffer.check()
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_rewards_that_are_no_numbers_are_noticed_once(self, backend: str, bad: float) -> None:
+    def test_nan_rewards_warn_once(self, backend: str, bad: float) -> None:
         replay = rl.ReplayBuffer(64, 1, (), reward={"fox": (), "hare": rl.Field((), torch.float64)})
 
         def add() -> None:
@@ -256,11 +260,11 @@ class TestNumbers:
                 reward = {"fox": 0.0, "hare": bad if t in (2, 3) else 1.0}
                 replay.add([t], 0.0, reward, False, False, [t + 1])
 
-        (message,) = messages(add)
+        (message,) = collect_warnings(add)
         assert message.startswith("reward: expected finite numbers, got infinite ones or NaN")
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_rollouts_notice_them_when_advantages_are_computed(self, bad: float) -> None:
+    def test_compute_advantage_warns_about_nan_rewards(self, bad: float) -> None:
         rollout = rl.RolloutBuffer(4, 2, 1, ())
 
         def learn() -> None:
@@ -273,7 +277,7 @@ class TestNumbers:
                 rollout.compute_advantage(np.zeros(2))
                 rollout.clear()
 
-        (message,) = messages(learn)
+        (message,) = collect_warnings(learn)
         assert message.startswith("reward: expected finite numbers, got infinite ones or NaN")
 
 
@@ -290,7 +294,7 @@ class TestCounters:
         with pytest.raises(rl.IncompatibleCheckpoint, match=f"{name}: expected None in shared memory"):
             rl.load(tmp_path, device=rl.Memory.shared())
 
-    def test_two_buffers_do_not_count_into_one_object(self) -> None:
+    def test_two_buffers_cannot_share_statistics(self) -> None:
         stats = rl.EpisodeStats(None)
         replay = rl.ReplayBuffer(8, 2, (), stats=stats)
         with pytest.raises(rl.SchemaError, match="stats: expected statistics that no other buffer counts in"):
@@ -311,7 +315,7 @@ class TestFrameStacks:
             return gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 3, padding_type=padding)
 
         env: Any = stacked() if num_envs is None else gym.vector.SyncVectorEnv([stacked] * num_envs)
-        (message,) = messages(lambda: rl.ReplayBuffer.for_env(env, 60))
+        (message,) = collect_warnings(lambda: rl.ReplayBuffer.for_env(env, 60))
         field = f"rl.Stacked(rl.Field((4,), torch.float32), 3, axis=0, pad={pad!r})"
         assert message == (
             "for_env: expected frames that are stored once, got FrameStackObservation, which stores each 3 times. "
@@ -322,8 +326,8 @@ class TestFrameStacks:
             replay.add_step(obs, action, step)
         replay.check()
 
-    def test_rollouts_and_environments_without_stacks_are_silent(self) -> None:
+    def test_rollouts_and_environments_without_stacks_do_not_warn(self) -> None:
         env = gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 3)
-        assert messages(lambda: rl.RolloutBuffer.for_env(env, 60)) == []
+        assert collect_warnings(lambda: rl.RolloutBuffer.for_env(env, 60)) == []
         flat = gym.wrappers.FlattenObservation(env)
-        assert messages(lambda: rl.ReplayBuffer.for_env(flat, 60)) == []
+        assert collect_warnings(lambda: rl.ReplayBuffer.for_env(flat, 60)) == []

@@ -27,7 +27,7 @@ REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, IndexError)
 """Errors that a call may raise because of another thread."""
 
 
-def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
+def run_at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
     """Run every function in a thread, all started together; return the errors other than refusals."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(works))
@@ -83,18 +83,18 @@ class TestTraffic:
 class TestCounts:
     """Updates from many threads are counted exactly once."""
 
-    def test_of_norms(self) -> None:
+    def test_norms_count_updates_of_all_threads(self) -> None:
         norm = rl.RunningNorm(3)
         rows = torch.arange(12.0).view(4, 3)
-        assert at_once(*[lambda: norm.update(rows)] * 4, times=500) == []
+        assert run_at_once(*[lambda: norm.update(rows)] * 4, times=500) == []
         assert norm.count == 4 * 500 * 4
         torch.testing.assert_close(norm.mean, rows.double().mean(0))
         torch.testing.assert_close(norm.var, rows.double().var(0, correction=0))
 
-    def test_of_statistics(self) -> None:
+    def test_statistics_count_updates_of_all_threads(self) -> None:
         stats = rl.EpisodeStats(2)
         step = [1.0, 2.0], [True, False], [False, False]
-        assert at_once(*[lambda: stats.update(*step)] * 4, times=500) == []
+        assert run_at_once(*[lambda: stats.update(*step)] * 4, times=500) == []
         assert (stats.num_steps, stats.num_episodes) == (4000, 2000)
         assert stats.summary()["return_mean"] == 1.0
         assert float(stats.snapshot()["open"][0, 1]) == 4000.0
@@ -116,7 +116,7 @@ FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 NUMBERS = count()
 
 
-def folder_of(buffer: Any) -> str:
+def save_folder(buffer: Any) -> str:
     """Return the folder of a buffer's saves."""
     return FOLDERS.setdefault(buffer, f"{FOLDER.name}/{next(NUMBERS)}")
 
@@ -142,7 +142,7 @@ REPLAY: Calls = {
     "columns": lambda b: b.columns,
     "state_dict": lambda b: b.state_dict(),
     "load_state_dict": lambda b: b.load_state_dict(b.state_dict()),
-    "save": lambda b: b.save(folder_of(b)),
+    "save": lambda b: b.save(save_folder(b)),
     "handle": lambda b: b.handle(),
     "close": lambda b: b.close(),
     "check": lambda b: b.check(),
@@ -162,7 +162,7 @@ ROLLOUT: Calls = {
     "stage": lambda b: b.stage(action=STEP["action"]),
     "lend": lambda b: b.lend(),
     "nbytes": lambda b: b.nbytes,
-    "save": lambda b: b.save(folder_of(b)),
+    "save": lambda b: b.save(save_folder(b)),
     "check": lambda b: b.check(),
     "take_back": lambda b: b.take_back(3),
     "clear": lambda b: b.clear(),
@@ -189,7 +189,7 @@ DISTILLATION: Calls = {
     "fill": lambda b: b.fill(SOURCE),
     "clear": lambda b: b.clear(),
     "round": lambda b: b.round,
-    "save": lambda b: b.save(folder_of(b)),
+    "save": lambda b: b.save(save_folder(b)),
     "check": lambda b: b.check(),
     "next_round": lambda b: b.next_round(),
     "mix": lambda b: b.mix(np.zeros(3), np.ones(3), 0.5),
@@ -235,7 +235,7 @@ NORM: Calls = {
 }
 
 
-def listened(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def make_observed(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Return a buffer of two environments with statistics and a norm."""
     listeners = {"stats": rl.EpisodeStats(2), "norm": {"obs": rl.RunningNorm(3)}}
     return make(*arguments, obs=3, action=(), num_envs=2, autoreset="Disabled", seed=0, **listeners, **options)
@@ -252,16 +252,16 @@ SOURCE = source()
 KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
     "replay": (
         rl.ReplayBuffer,
-        lambda: listened(rl.ReplayBuffer, 8, reward=rl.Mutable(()), sampler=rl.Prioritized()),
+        lambda: make_observed(rl.ReplayBuffer, 8, reward=rl.Mutable(()), sampler=rl.Prioritized()),
         REPLAY,
     ),
-    "rollout": (rl.RolloutBuffer, lambda: listened(rl.RolloutBuffer, 3), ROLLOUT),
+    "rollout": (rl.RolloutBuffer, lambda: make_observed(rl.RolloutBuffer, 3), ROLLOUT),
     "distillation": (rl.DistillationBuffer, lambda: rl.DistillationBuffer(8, obs=2, action=()), DISTILLATION),
     "stats": (rl.EpisodeStats, lambda: rl.EpisodeStats(2, window=3), STATS),
     "norm": (rl.RunningNorm, lambda: rl.RunningNorm(3), NORM),
 }
-MADE_WITHOUT_ONE = {"for_env", "estimate_bytes", "from_config", "from_disk"}
-WITH_THE_LOCK = {"config", "state", "load_state", "rows", "parts", "check_state"}
+CLASS_METHODS = {"for_env", "estimate_bytes", "from_config", "from_disk"}
+LOCKED_METHODS = {"config", "state", "load_state", "rows", "parts", "check_state"}
 """Methods that `save` calls under the lock, because the returned tensors share the buffer's memory."""
 
 
@@ -269,7 +269,7 @@ WITH_THE_LOCK = {"config", "state", "load_state", "rows", "parts", "check_state"
 def test_every_public_name_is_among_the_calls(kind: str) -> None:
     made, _, calls = KINDS[kind]
     named = {name for kind in made.__mro__[:-1] for name in vars(kind) if hasattr(made, name)}
-    public = {name for name in named if not name.startswith("_")} - MADE_WITHOUT_ONE - WITH_THE_LOCK
+    public = {name for name in named if not name.startswith("_")} - CLASS_METHODS - LOCKED_METHODS
     assert public == {name for name in calls if not name.startswith("_")}
 
 
@@ -283,7 +283,7 @@ def test_every_pair_of_calls_from_two_threads_returns(kind: str) -> None:
         for name in ("add", "update"):
             if name in calls:
                 calls[name](one)
-        errors = at_once(partial(calls[first], one), partial(calls[second], one), times=8)
+        errors = run_at_once(partial(calls[first], one), partial(calls[second], one), times=8)
         if "close" in (first, second):
             errors = [error for error in errors if "expected use before close()" not in str(error)]
         assert errors == [], f"{first} beside {second}"

@@ -1,4 +1,4 @@
-"""Buffers with one mistake each, by the case that must notice it. Every mistake was seen in a library, or nearly."""
+"""Buffers with one mistake each, by the case that must detect it. Most mistakes were seen in libraries."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class MasksNothing(ListSequence):
 
 
 class PadsBeforeTheStart(ListSequence):
-    """Says which steps are trained on, so that burn-in may be shorter, and pads it in front all the same."""
+    """Marks the trained steps but still pads a short burn-in in front."""
 
     def read_at(self, env: int, i: int) -> Row:
         run = super().read_at(env, i)
@@ -323,7 +323,7 @@ class ClearsNothing(ListReplay):
 
 
 class ClearsTheSizeOnly(ListPrioritized):
-    """New rows get the largest priority of all times, and one old row is drawn on."""
+    """New rows get the largest priority ever set; one old row is still drawn."""
 
     def clear(self) -> None:
         self.rows[0] = self.rows[0][-1:]
@@ -407,6 +407,6 @@ MUTANTS: list[tuple[str, dict[str, Any]]] = [
     ("T27", {"replay": Broadcasts}),
     ("T28", {"replay": MovesOnBeforeItRefuses}),
 ]
-"""The case, and the part of the reference that is replaced by one with a mistake."""
+"""Cases, each with the wrong part that replaces a part of the reference."""
 
 __all__ = ["MUTANTS", "reference"]

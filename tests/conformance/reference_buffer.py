@@ -21,7 +21,7 @@ from relive_conformance.adapters import (
     ReplayShape,
     Trajectory,
     Transitions,
-    missed,
+    goal_reward,
 )
 from tests.reference.estimators import gae
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 class ListGae:
-    """The recurrence, written out for each environment."""
+    """The recurrence as a loop over each environment."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         return lambda: self.estimate(trajectory, gamma, lam)
@@ -48,7 +48,7 @@ class ListGae:
 
 
 class ListReplay:
-    """Rows of each environment in the order of time; the oldest goes when there are too many."""
+    """Rows of each environment in time order; the oldest is dropped beyond the capacity."""
 
     safe_in_threads = survives_kill = True
 
@@ -241,7 +241,7 @@ class ListHindsight:
         return [step.next_at for number, step in self.steps[i:] if number == episode]
 
     def reward(self, step: GoalStep, goal: float) -> float:
-        return float(missed(np.array(step.next_at), np.array(goal)))
+        return float(goal_reward(np.array(step.next_at), np.array(goal)))
 
 
 class ListReplayOfSteps(ListReplay):
@@ -268,7 +268,7 @@ def sequences(shape: ReplayShape, length: int) -> ListSequence:
 
 
 def reference(**changed: Any) -> Adapter:
-    """The whole buffer, with some parts of it replaced."""
+    """Return the adapter of the reference, with some parts replaced."""
     parts: dict[str, Any] = {
         "gae": ListGae,
         "replay": ListReplay,

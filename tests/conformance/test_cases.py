@@ -1,4 +1,4 @@
-"""Every case passes a right buffer, fails a wrong one, and relive passes all."""
+"""Every case passes a correct buffer and fails a wrong one; relive passes every case."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(changed: dict[str, Any]) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("number", "changed"), MUTANTS, ids=[f"{n}-{names(changed)}" for n, changed in MUTANTS])
-def test_a_mistake_is_noticed_with_its_figures(number: str, changed: dict[str, Any]) -> None:
+def test_every_mutant_differs_with_figures(number: str, changed: dict[str, Any]) -> None:
     outcome = case(number).run(reference(**changed))
     assert outcome.status == DIFFERS
     assert outcome.expected
@@ -58,7 +58,7 @@ def test_every_case_has_a_mutant() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_who_offers_nothing_is_told_so(case: Case) -> None:
+def test_an_adapter_without_capabilities_offers_no_case(case: Case) -> None:
     outcome = case.run(Adapter("nothing", ""))
     assert outcome.status == "not offered"
     assert outcome.reason

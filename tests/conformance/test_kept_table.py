@@ -1,4 +1,4 @@
-"""The kept table: relive passes all, and every difference of a library is shown again by its reproduction."""
+"""The saved table: relive passes every case, and each difference of a library has a reproduction."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FILES = [file.read_text("utf-8") for file in Path(reproductions.__file__).parent
 SHOWN = [(name, number) for name, cases in REPRODUCTIONS.items() for number in cases]
 
 
-def test_relive_passes_every_case_of_the_kept_table() -> None:
+def test_relive_passes_every_case_of_the_saved_table() -> None:
     ours = KEPT.results[0]
     assert ours.name == "relive"
     assert ours.count(PASSES) == len(CASES)
 
 
-def test_every_library_was_asked_every_case() -> None:
+def test_every_library_was_tested_with_every_case() -> None:
     numbers = [case.number for case in CASES]
     assert not KEPT.missing
     assert len(KEPT.results) == 11
@@ -49,7 +49,7 @@ def test_every_difference_has_a_reproduction_and_every_reproduction_a_difference
 
 
 @pytest.mark.parametrize("name", REPRODUCTIONS)
-def test_the_file_of_a_library_has_the_version_the_date_and_the_figures_of_the_kept_table(name: str) -> None:
+def test_reproduction_files_have_the_version_date_and_figures_of_the_saved_table(name: str) -> None:
     (text,) = (text for text in FILES if text.startswith(f"# {name}\n"))
     result = next(result for result in KEPT.results if result.name == name)
     assert f"\n{name} {result.version}, seen on {KEPT.date}." in text
@@ -63,7 +63,7 @@ def test_a_reproduction_needs_only_its_own_library() -> None:
         assert "relive" not in REPRODUCTIONS[name][number].code
 
 
-def test_the_built_page_shows_what_each_reproduction_prints() -> None:
+def test_the_page_shows_the_output_of_each_reproduction() -> None:
     text = markdown(KEPT)
     for name, number in SHOWN:
         shown = REPRODUCTIONS[name][number]
@@ -72,7 +72,7 @@ def test_the_built_page_shows_what_each_reproduction_prints() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "number"), SHOWN, ids=[f"{name}-{number}" for name, number in SHOWN])
-def test_a_reproduction_prints_what_it_says(name: str, number: str) -> None:
+def test_a_reproduction_prints_the_documented_output(name: str, number: str) -> None:
     seen = next(result.version for result in KEPT.results if result.name == name)
     try:
         here = metadata.version(name.lower().replace("-", "_"))
@@ -94,7 +94,7 @@ def test_reports_are_merged_by_name() -> None:
     assert here.missing == {"c": "missing"}
 
 
-def test_what_libraries_say_is_escaped_in_the_page() -> None:
+def test_texts_of_libraries_are_escaped_in_the_page() -> None:
     outcome = Outcome(DIFFERS, "a < b", "<script>alert(1)</script>", reproduction='print("<b>")')
     text = page(Report([Result("<i>", "&", {"T1": outcome, "T2": Outcome(NOT_OFFERED, reason='"quoted"')})]))
     assert "<script>" not in text

@@ -1,4 +1,4 @@
-"""The cases of on-policy storage that buffers get wrong, by the numbers that `relive conformance` uses."""
+"""On-policy cases that buffers get wrong, with the numbers of `relive conformance`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ scripts = st.lists(st.tuples(st.integers(1, 5), ends), min_size=1, max_size=3).m
 
 
 def collect(envs: Any, num_steps: int, **options: Any) -> rl.RolloutBuffer:
-    """One rollout of a vector environment, with the advantage computed as a learner would."""
+    """Return one rollout of a vector environment, with advantages."""
     rollout = rl.RolloutBuffer.for_env(envs, num_steps, **options)
     obs, _ = envs.reset(seed=0)
     for _ in range(num_steps):
@@ -38,7 +38,7 @@ def collect(envs: Any, num_steps: int, **options: Any) -> rl.RolloutBuffer:
 
 
 def stored(rollout: rl.RolloutBuffer, env: int) -> list[dict[str, Any]]:
-    """The valid rows of one environment, in time order."""
+    """Return the valid rows of one environment, in time order."""
     data = rollout.data[:, env]
     return [{str(key): data[key][t] for key in data.keys()} for t in range(len(data)) if data["mask"][t]]
 
@@ -51,7 +51,7 @@ def assert_same(row: dict[str, Any], expected: Transition) -> None:
 
 
 def expected_advantage(found: list[Transition]) -> torch.Tensor:
-    """The reference over one environment's true transitions; exact for every episode that ended."""
+    """Return the reference advantages of one environment's true transitions; exact for ended episodes."""
     column = {
         "reward": [t.reward for t in found],
         "value": [critic(np.array(t.obs)).item() for t in found],
@@ -64,7 +64,7 @@ def expected_advantage(found: list[Transition]) -> torch.Tensor:
 
 
 def valid_rows(script: Script, num_steps: int, mode: AutoresetMode) -> int:
-    """How many of `num_steps` steps are transitions: under NEXT_STEP every end but the last step's costs one."""
+    """Return the number of transitions in `num_steps` steps: under NEXT_STEP each end before the last adds a reset."""
     if mode is not AutoresetMode.NEXT_STEP:
         return num_steps
     is_reset: list[bool] = []

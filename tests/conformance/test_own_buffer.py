@@ -50,7 +50,7 @@ def test_the_command_names_the_cases_that_differ(
     assert not re.search(r'(src|href)="?https?:', page), "no network"
 
 
-def test_the_three_lines_of_a_difference_raise_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reproduction_of_a_difference_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     code = ask(find(TARGET), [case("T27")], target=TARGET).outcomes["T27"].reproduction
     assert len(code.splitlines()) == 3
@@ -58,7 +58,7 @@ def test_the_three_lines_of_a_difference_raise_it(monkeypatch: pytest.MonkeyPatc
         exec(code, {})
 
 
-def test_json_goes_to_the_output_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_prints_only_the_report_and_writes_no_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = ["--json", "--cases", "T1", "--libraries", "relive", "--out", str(tmp_path / "not")]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
@@ -67,7 +67,7 @@ def test_json_goes_to_the_output_alone(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 @pytest.mark.thorough
-def test_another_interpreter_is_asked_what_is_missing_here(
+def test_another_interpreter_tests_the_missing_libraries(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     installed = tmp_path / "site-packages" / "relive_conformance"
@@ -89,9 +89,7 @@ def test_another_interpreter_is_asked_what_is_missing_here(
         (["json:no_such_name"], "no_such_name"),
     ],
 )
-def test_a_target_that_is_none_is_wrong_usage(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_target_is_wrong_usage(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
 
@@ -109,7 +107,7 @@ def run_pytest(*arguments: str) -> str:
     path = os.pathsep.join((str(SOURCE), str(ROOT)))
     plugin = ["-p", "pytest_relive_conformance", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *plugin, "-q", *arguments]
-    # Installed, pytest would find the plugin by itself, and refuse it a second time.
+    # Without autoload: pytest refuses an installed plugin that -p names again.
     settings = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     answer = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     return answer.stdout + answer.stderr
@@ -127,7 +125,7 @@ def test_the_plugin_adds_a_test_for_each_case(tmp_path: Path) -> None:
     assert f"{len(MISTAKES)} failed, {passed} passed, {skipped} skipped" in said
 
 
-def test_the_plugin_is_light_and_does_nothing_unasked() -> None:
+def test_importing_the_plugin_does_not_import_torch() -> None:
     code = "import sys, pytest_relive_conformance; print('torch' in sys.modules)"
     settings = {**os.environ, "PYTHONPATH": str(SOURCE)}
     answer = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True)
@@ -153,7 +151,7 @@ def test_the_code_blocks_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.thorough
-def test_the_file_of_the_readme_is_asked_as_it_says(
+def test_the_buffer_of_the_readme_has_the_documented_outcomes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -170,7 +168,7 @@ def test_the_file_of_the_readme_is_asked_as_it_says(
     assert "The other 18 cases" in README
 
 
-def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
+def test_an_unwritable_report_folder_is_refused_before_any_case_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -179,7 +177,7 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
     assert told.out == ""
 
 
-def test_the_folder_of_a_report_is_shown(
+def test_the_printed_folder_of_a_report_is_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -189,7 +187,7 @@ def test_the_folder_of_a_report_is_shown(
     assert (tmp_path / name / "report.json").exists()
 
 
-def test_a_table_shows_the_control_characters_of_names_and_figures() -> None:
+def test_a_table_escapes_the_control_characters_of_names_and_figures() -> None:
     name = "\x1b[2J\x1b]0;title\x07\x9b31m\u202efdp\r"
     assert printable(name) == r"\x1b[2J\x1b]0;title\x07\x9b31m\u202efdp\r"
     assert printable("Ünï\tcode\n✓ [/a]") == "Ünï\tcode\n✓ [/a]"

@@ -1,4 +1,4 @@
-"""The cases of replay that buffers get wrong, by the numbers that `relive conformance` uses."""
+"""Replay cases that buffers get wrong, with the numbers of `relive conformance`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_t4_rows_stay_together_around_the_ring(backend: str, pushed: int, at_onc
 @pytest.mark.parametrize("next_step", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(seed=seeds, rows=st.integers(1, 9), num_envs=st.integers(1, 4), length=st.integers(1, 25))
-def test_t4_t25_any_history_is_what_a_list_of_dicts_would_hold(
+def test_t4_t25_any_history_equals_a_list_of_dicts(
     next_step: bool, seed: int, rows: int, num_envs: int, length: int
 ) -> None:
     both = Both(rows, num_envs, np.random.default_rng(seed), next_step=next_step)
@@ -115,7 +115,7 @@ def test_t4_t25_any_history_is_what_a_list_of_dicts_would_hold(
 
 @settings(max_examples=15, deadline=None)
 @given(seed=seeds, rows=st.integers(1, 6), num_envs=st.integers(1, 3), next_step=st.booleans())
-def test_t4_the_torch_path_holds_the_same(seed: int, rows: int, num_envs: int, next_step: bool) -> None:
+def test_t4_torch_operations_hold_the_same_rows(seed: int, rows: int, num_envs: int, next_step: bool) -> None:
     with rl.kernels.force_torch():
         both = Both(rows, num_envs, np.random.default_rng(seed), next_step=next_step)
         both.play(12)
@@ -125,7 +125,7 @@ def test_t4_the_torch_path_holds_the_same(seed: int, rows: int, num_envs: int, n
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds, rows=st.integers(1, 12), num_envs=st.integers(1, 3), next_step=st.booleans(), native=st.booleans())
-def test_t5_t6_n_steps_stop_at_ends_and_at_the_newest_row_and_discount_what_they_took(
+def test_t5_t6_n_steps_stop_at_ends_and_at_the_newest_row_with_the_right_discount(
     n: int, seed: int, rows: int, num_envs: int, next_step: bool, native: bool
 ) -> None:
     both = Both(rows, num_envs, np.random.default_rng(seed), next_step=next_step)
@@ -159,7 +159,7 @@ def test_t7_shared_next_observations_are_the_stored_ones_over_ten_thousand_layou
             step = arrays([world.step(env) for env in range(num_envs)])
             shared.add(**step)
             stored.add(**step)
-        # A row that nobody else has is found by its reward.
+        # Each reward is unique: it identifies its row.
         known = dict(zip(*(stored.sample(1).get(k).tolist() for k in ("reward", "index")), strict=True))
         slots = (stored.storage.rows.ring.kind.view(-1) == 1).nonzero().squeeze(1)
         everything = stored[stored.storage.ids(slots)]
@@ -186,16 +186,16 @@ class TestT8Weights:
         batch = replay.sample(2000)
         return dict(zip(batch["index"].tolist(), batch["weight"].tolist(), strict=True))
 
-    def test_do_not_depend_on_the_scale_of_priorities(self, backend: str) -> None:
+    def test_weights_do_not_depend_on_the_scale_of_priorities(self, backend: str) -> None:
         small = self.weights(prioritized([1.0, 2.0, 4.0], eps=0.0))
         large = self.weights(prioritized([1e6, 2e6, 4e6], eps=0.0))
         assert small.keys() == large.keys() == {0, 1, 2}
         assert all(small[i] == pytest.approx(large[i], rel=1e-6) for i in small)
 
-    def test_are_one_for_equal_priorities(self, backend: str) -> None:
+    def test_weights_are_one_for_equal_priorities(self, backend: str) -> None:
         assert set(self.weights(prioritized([0.3] * 5)).values()) == {1.0}
 
-    def test_follow_the_formula_with_alpha_once(self, backend: str) -> None:
+    def test_weights_follow_the_formula_with_alpha_once(self, backend: str) -> None:
         found = self.weights(prioritized([1.0, 2.0, 4.0], alpha=0.5, beta=0.7, eps=0.0))
         mass = np.array([1.0, 2.0, 4.0]) ** 0.5
         expected = (3 * mass / mass.sum()) ** -0.7
@@ -218,30 +218,30 @@ class TestT8Weights:
 
 class TestT9Priorities:
     @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), -1.0, -1e-300])
-    def test_that_are_no_priorities_are_refused_and_nothing_changes(self, backend: str, wrong: float) -> None:
+    def test_invalid_priorities_are_refused_and_nothing_changes(self, backend: str, wrong: float) -> None:
         replay = prioritized([1.0, 2.0, 3.0])
         before = replay.sampler.tree.leaves_view().clone()  # type: ignore[attr-defined]
         with pytest.raises(rl.PriorityError, match=r"priority\[1\]: expected a finite number of at least 0"):
             replay.update_priority(torch.tensor([0, 1]), torch.tensor([9.0, wrong], dtype=torch.float64))
         assert torch.equal(before, replay.sampler.tree.leaves_view())  # type: ignore[attr-defined]
 
-    def test_whose_power_overflows_are_refused_and_nothing_changes(self, backend: str) -> None:
+    def test_priorities_whose_power_overflows_are_refused_and_nothing_changes(self, backend: str) -> None:
         replay = prioritized([1.0, 2.0], alpha=2.0)
         with pytest.raises(rl.PriorityError, match=r"priority\[0\]: .* finite to the power of alpha"):
             replay.update_priority([1], np.array([1e300]))
         assert float(replay.sampler.tree.total()) == pytest.approx(5.0, rel=1e-5)  # type: ignore[attr-defined]
 
-    def test_from_one_end_of_float64_to_the_other_are_drawn_with_weights_in_their_range(self, backend: str) -> None:
+    def test_extreme_priorities_are_drawn_with_valid_weights(self, backend: str) -> None:
         replay = prioritized([1e-320, 1e-200, 1.0, 1e200, 1e308], eps=0.0, alpha=1.0, beta=1.0, normalize="global")
         batch = replay.sample(1000)
         assert ((batch["weight"] > 0) & (batch["weight"] <= 1)).all()
         assert set(batch["index"].tolist()) == {4}
 
-    def test_of_zero_are_never_drawn(self, backend: str) -> None:
+    def test_rows_of_priority_zero_are_never_drawn(self, backend: str) -> None:
         replay = prioritized([0.0, 1.0, 0.0, 1e-12], eps=0.0, alpha=1.0)
         assert set(replay.sample(20_000)["index"].tolist()) <= {1, 3}
 
-    def test_that_are_all_zero_are_an_error_that_says_so(self, backend: str) -> None:
+    def test_priorities_that_are_all_zero_are_an_error(self, backend: str) -> None:
         replay = prioritized([0.0, 0.0], eps=0.0)
         with pytest.raises(rl.NotReadyError, match="sample: expected a row of positive priority, got only zeros"):
             replay.sample(1)
@@ -262,13 +262,13 @@ def test_t10_the_tree_is_exact_after_a_million_updates() -> None:
     assert tree.check() < 1e-9
 
 
-def test_t11_of_duplicate_indices_the_last_one_counts(backend: str) -> None:
+def test_t11_the_last_of_duplicate_indices_counts(backend: str) -> None:
     replay = prioritized([1.0, 1.0], eps=0.0, alpha=1.0)
     replay.update_priority(torch.tensor([0, 1, 0]), torch.tensor([5.0, 1.0, 0.0]))
     assert set(replay.sample(1000)["index"].tolist()) == {1}
 
 
-def test_t12_an_update_of_a_row_that_was_overwritten_is_skipped_and_counted(backend: str) -> None:
+def test_t12_an_update_of_an_overwritten_row_is_skipped_and_counted(backend: str) -> None:
     replay = prioritized([1.0] * 4, eps=0.0, alpha=1.0)
     index = replay.sample(64)["index"]
     for i in range(3):
@@ -290,7 +290,7 @@ def chi_squared(drawn: torch.Tensor, probability: np.ndarray) -> float:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 class TestT13Draws:
-    def test_are_uniform(self, backend: str, wrapped: bool) -> None:
+    def test_draws_are_uniform(self, backend: str, wrapped: bool) -> None:
         replay = rl.ReplayBuffer(100, obs=1, action=(), num_envs=4, seed=3)
         world = World(np.random.default_rng(0), 4)
         for _ in range(60 if wrapped else 20):
@@ -303,7 +303,7 @@ class TestT13Draws:
         cells = len(replay)
         assert chi_squared(place, np.full(cells, 1 / cells)) < cells + 4 * (2 * cells) ** 0.5
 
-    def test_follow_the_priorities(self, backend: str, wrapped: bool) -> None:
+    def test_draws_follow_the_priorities(self, backend: str, wrapped: bool) -> None:
         replay = prioritized(list(np.linspace(0.1, 5, 50)), eps=0.0, alpha=1.0)
         if wrapped:
             for i in range(70):
@@ -358,7 +358,7 @@ def test_t14_hindsight_goals_are_of_the_same_episode_and_recomputed(backend: str
     assert torch.equal(batch["reward"], hit.float() - 1)
 
 
-def test_t14_the_rest_keeps_its_goal(backend: str) -> None:
+def test_t14_rows_without_hindsight_keep_their_goal(backend: str) -> None:
     replay = goal_buffer([30], 100)
     batch = replay.sample(4000, rl.Hindsight("goal", "at", reached, ratio=0.25))
     kept = batch["obs", "goal"].squeeze(1) == -1
@@ -384,7 +384,7 @@ def test_t14_n_steps_stop_where_the_new_goal_is_reached(backend: str) -> None:
     seed=seeds, rows=st.integers(1, 12), num_envs=st.integers(1, 3), next_step=st.booleans(), native=st.booleans(),
     length=st.integers(1, 5), burn_in=st.integers(0, 4),
 )  # fmt: skip
-def test_t15_t16_sequences_stay_in_their_episode_and_burn_in_lies_before(
+def test_t15_t16_sequences_stay_in_their_episode_after_their_burn_in(
     seed: int, rows: int, num_envs: int, next_step: bool, native: bool, length: int, burn_in: int
 ) -> None:
     both = Both(rows, num_envs, np.random.default_rng(seed), next_step=next_step)
@@ -403,11 +403,11 @@ def test_t15_t16_sequences_stay_in_their_episode_and_burn_in_lies_before(
         for name in ("obs", "reward", "next_obs", "terminated"):
             found = batch[(name,)][i].flatten().tolist()
             assert found == [step[name] if step else 0.0 for step in steps]
-    # The last step of an episode starts a sequence, too: every stored row does.
+    # Every stored row starts a sequence, the last step of an episode too.
     assert len(batch[("mask",)]) == len(ids)
 
 
-def test_t15_sequences_may_go_on_into_the_next_episode_on_request(backend: str) -> None:
+def test_t15_sequences_cross_episodes_on_request(backend: str) -> None:
     replay = goal_buffer([3, 2, 4], 100)
     view = rl.Sequence(5, burn_in=1, cross_episodes=True)
     batch = read(replay, replay.sample(1)["index"].tolist(), view)
@@ -452,7 +452,7 @@ def test_t21_inputs_and_batches_are_copies(backend: str) -> None:
     assert (episode["obs"].item(), episode["action"].item(), episode["next_obs"].item()) == (1.0, 1.0, 2.0)
 
 
-def test_t21_an_environment_that_reuses_its_array_is_noticed(backend: str) -> None:
+def test_t21_an_environment_that_reuses_its_array_warns(backend: str) -> None:
     replay = rl.ReplayBuffer(8, obs=2, action=())
     for obs in (np.zeros(2, np.float32), np.zeros(2), torch.zeros(2)):
         with pytest.raises(
@@ -525,9 +525,7 @@ class TestT26Stacks:
     @pytest.mark.parametrize("axis", select(0, of=[-1, 0, 1]))
     @pytest.mark.parametrize("pad", select("repeat", of=["repeat", "zero"]))
     @pytest.mark.parametrize("next_step", [False, True])
-    def test_rebuilt_from_frames_are_the_ones_that_were_given(
-        self, backend: str, axis: int, pad: Any, next_step: bool
-    ) -> None:
+    def test_rebuilt_stacks_equal_the_added_stacks(self, backend: str, axis: int, pad: Any, next_step: bool) -> None:
         random = np.random.default_rng(axis + 5)
         mode = "NEXT_STEP" if next_step else None
         field = rl.Stacked(rl.Field((3, 2), torch.uint8), 4, axis=axis, pad=pad)
@@ -569,7 +567,7 @@ class TestT26Stacks:
                 assert np.array_equal(batch["next_obs"][i].numpy(), given[reward][1])
         assert len(replay) >= 12
 
-    def test_that_cannot_be_rebuilt_are_refused_and_nothing_changes(self, backend: str) -> None:
+    def test_inconsistent_stacks_are_refused_and_nothing_changes(self, backend: str) -> None:
         replay = rl.ReplayBuffer(8, obs=rl.Stacked(rl.Field((2,), torch.uint8), 3, axis=0), action=())
         frame = np.arange(20, dtype=np.uint8).reshape(10, 2)
         first, second = np.stack([frame[0]] * 3), np.stack([frame[0], frame[0], frame[1]])
@@ -605,7 +603,7 @@ class TestT26Stacks:
         assert np.array_equal(episode["next_obs"].numpy(), stacks[1:])
 
 
-def test_t27_t28_what_does_not_fit_is_refused_and_nothing_changes(backend: str) -> None:
+def test_t27_t28_wrong_shapes_and_values_are_refused_and_nothing_changes(backend: str) -> None:
     replay = rl.ReplayBuffer(32, obs=3, action=gym.spaces.Discrete(2), num_envs=8)
     good: dict[str, Any] = {
         "obs": np.ones((8, 3)),

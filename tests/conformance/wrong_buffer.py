@@ -1,4 +1,4 @@
-"""A buffer as one writes it in an afternoon, with three mistakes, and its adapter."""
+"""A typical hand-written buffer with three mistakes, and its adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relive_conformance import ReplayShape, Transitions
 
 FIELDS = ("obs", "action", "reward", "terminated", "next_obs")
 MISTAKES = ["T7", "T21", "T27"]
-"""It stores each observation once and forgets ends, keeps what it was given, and broadcasts."""
+"""Failing cases: it ignores episode ends (T7), stores references to inputs (T21), and broadcasts (T27)."""
 
 
 class WrongBuffer:

@@ -1,4 +1,4 @@
-"""The demo with a tiny bound: what it prints, saves and leaves behind."""
+"""The demo with few steps: its output, its files, and restored global state."""
 
 import sys
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ def small_demo(tmp_path: Path) -> list[str]:
     return ["--steps", "2_000", "--seed", "3", "--out", str(tmp_path)]
 
 
-def test_demo_tells_the_story_trains_until_the_bound_and_ends_with_a_page(
+def test_the_demo_prints_the_timeline_trains_and_writes_a_page(
     small_demo: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
@@ -39,7 +39,7 @@ def test_demo_tells_the_story_trains_until_the_bound_and_ends_with_a_page(
     assert torch.get_num_threads() == threads
 
 
-def test_the_timeline_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_train_skips_the_training(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--no-train"]) == 0
     assert "PPO" not in capsys.readouterr().out
 
@@ -63,12 +63,12 @@ def test_a_solved_demo_exits_with_zero_also_without_matplotlib(
 
 @pytest.mark.thorough
 def test_the_same_seed_plays_the_same_episodes() -> None:
-    def finished(seed: int) -> list[object]:
+    def play_episodes(seed: int) -> list[object]:
         *_, report = train(Settings(max_transitions=2000), seed)
         return [column.tolist() for column in report.stats.episodes().values()]
 
-    assert finished(1) == finished(1)
-    assert finished(1) != finished(2)
+    assert play_episodes(1) == play_episodes(1)
+    assert play_episodes(1) != play_episodes(2)
 
 
 @pytest.mark.long
@@ -78,7 +78,7 @@ def test_cartpole_is_solved(seed: int) -> None:
     assert report.solved
 
 
-def test_the_bytes_of_the_table_are_measured_and_stacked_frames_cost_one_frame() -> None:
+def test_the_memory_table_shows_one_frame_per_stacked_transition() -> None:
     small = replay.SHAPE._replace(capacity=400, obs=(12, 10, 4))
     lines = {line.name: line for line in replay.measure(small)}
     whole, stacked = lines["relive"].bytes_each, lines["relive (Stacked)"].bytes_each

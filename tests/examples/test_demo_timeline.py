@@ -9,7 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from rich.console import Console
 
-from examples.demo.timeline import GAMMA, LAM, render, tell, tell_all, true_value
+from examples.demo.timeline import GAMMA, LAM, play, play_all, render, true_value
 
 MODES = list(AutoresetMode)
 
@@ -21,16 +21,16 @@ def test_the_true_value_satisfies_its_own_equation() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_gives_the_same_transitions_and_an_exact_critic_no_surprise(mode: AutoresetMode) -> None:
-    story = tell(mode)
-    real = story.mask
-    assert story.obs[real].tolist() == [0, 1, 2, 0, 1]
-    assert story.next_obs[real].tolist() == [1, 2, 3, 1, 2]
-    assert story.reward[real].tolist() == [1, 2, 3, 1, 2]
-    assert story.truncated[real].tolist() == [False, False, True, False, False]
-    assert story.value[real].tolist() == [4, 6, 8, 4, 6]
-    assert story.advantage[real].tolist() == [0, 0, 0, 0, 0]
-    assert story.return_[real].tolist() == [4, 6, 8, 4, 6]
+def test_every_mode_gives_the_same_transitions_and_zero_advantages_for_an_exact_critic(mode: AutoresetMode) -> None:
+    timeline = play(mode)
+    real = timeline.mask
+    assert timeline.obs[real].tolist() == [0, 1, 2, 0, 1]
+    assert timeline.next_obs[real].tolist() == [1, 2, 3, 1, 2]
+    assert timeline.reward[real].tolist() == [1, 2, 3, 1, 2]
+    assert timeline.truncated[real].tolist() == [False, False, True, False, False]
+    assert timeline.value[real].tolist() == [4, 6, 8, 4, 6]
+    assert timeline.advantage[real].tolist() == [0, 0, 0, 0, 0]
+    assert timeline.return_[real].tolist() == [4, 6, 8, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -44,25 +44,25 @@ def test_every_mode_gives_the_same_transitions_and_an_exact_critic_no_surprise(m
 def test_the_modes_differ_in_what_step_returns_and_in_the_reset_row(
     mode: AutoresetMode, mask: list[int], returned: list[int]
 ) -> None:
-    story = tell(mode)
-    assert story.mask.tolist() == [bool(m) for m in mask]
-    assert story.returned.tolist() == returned
-    assert story.cut == 2
+    timeline = play(mode)
+    assert timeline.mask.tolist() == [bool(m) for m in mask]
+    assert timeline.returned.tolist() == returned
+    assert timeline.cut == 2
 
 
-def test_the_naive_loops_make_the_mistakes_they_are_known_for() -> None:
+def test_the_naive_loops_compute_wrong_advantages() -> None:
     assert (GAMMA, LAM) == (0.5, 1.0)
     as_end = 3 - 8  # no bootstrap at the truncation
     from_reset = 3 + 0.5 * 4 - 8  # bootstrapped from V(0), the new episode's value
     reset_row = 0 + 0.5 * 4 - 10  # from state 3 to state 0 for nothing, as if it were a step
-    assert tell(AutoresetMode.NEXT_STEP).naive.tolist() == [as_end / 4, as_end / 2, as_end, reset_row, 0, 0]
-    assert tell(AutoresetMode.SAME_STEP).naive.tolist() == [from_reset / 4, from_reset / 2, from_reset, 0, 0]
-    assert tell(AutoresetMode.DISABLED).naive.tolist() == [as_end / 4, as_end / 2, as_end, 0, 0]
+    assert play(AutoresetMode.NEXT_STEP).naive.tolist() == [as_end / 4, as_end / 2, as_end, reset_row, 0, 0]
+    assert play(AutoresetMode.SAME_STEP).naive.tolist() == [from_reset / 4, from_reset / 2, from_reset, 0, 0]
+    assert play(AutoresetMode.DISABLED).naive.tolist() == [as_end / 4, as_end / 2, as_end, 0, 0]
 
 
-def test_the_picture_fits_80_columns_and_concludes_with_the_computed_numbers() -> None:
+def test_the_timeline_fits_80_columns_and_ends_with_the_computed_numbers() -> None:
     console = Console(width=80, record=True, quiet=True)
-    lines = console.render_lines(render(tell_all()), pad=False)
+    lines = console.render_lines(render(play_all()), pad=False)
     text = ["".join(segment.text for segment in line).rstrip() for line in lines]
     assert max(map(len, text)) <= 80
     assert [line.split()[0] for line in text if "naive:" in line] == ["NEXT_STEP", "SAME_STEP", "DISABLED"]

@@ -1,4 +1,4 @@
-"""The examples run as commands, repeat themselves for a seed, and learn."""
+"""The examples run as commands, are reproducible for a seed, and learn."""
 
 import os
 import runpy
@@ -20,22 +20,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def load(name: str, **constants: float) -> ModuleType:
-    """The example as a module, with some of its constants changed."""
+    """Load an example as a module and change some of its constants."""
     spec = util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     for constant, value in constants.items():
         assert hasattr(module, constant)
         setattr(module, constant, value)
     return module
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_an_example_is_one_short_file(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 200
 
 
 COMMANDS = [
@@ -58,19 +53,19 @@ SLOW = ("--without-hindsight", "--no-memory", "recurrent_ppo", "sac")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), select(*(case for case in COMMANDS if not any(slow in case[0] for slow in SLOW)), of=COMMANDS)
+    ("line", "output"), select(*(case for case in COMMANDS if not any(slow in case[0] for slow in SLOW)), of=COMMANDS)
 )
 def test_an_example_runs_as_a_command(
-    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process: importing torch takes longer than the example."""
+    """The example runs in this process: importing torch again would take longer."""
     if "--plot" in line:
         pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     name, *arguments = line.split()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert said in capsys.readouterr().out
+    assert output in capsys.readouterr().out
     assert (tmp_path / "curve.png").exists() == ("--plot" in line)
 
 
@@ -131,7 +126,7 @@ def test_every_number_of_the_summary_is_read_back_from_the_event_file(tmp_path: 
         assert log.Scalars(f"episode/{name}")[-1].value == pytest.approx(number)
 
 
-def test_the_rule_that_relabels_is_the_environments_own() -> None:
+def test_hindsight_uses_the_rule_of_the_environment() -> None:
     her = load("her")
     env = her.FlipBits(3)
     replay = rl.ReplayBuffer.for_env(env, 300, seed=0)
@@ -162,12 +157,12 @@ def test_atari_frames_are_stored_once() -> None:
     measured = load("atari_dqn", BATCH_SIZE=4).train(
         "ALE/Breakout-v5", seed=1, total_steps=220, capacity=100, learning_starts=200
     )
-    # 100 rows, the spare one, and the three frames that the oldest stack reaches back.
+    # 100 rows, one spare row, and three older frames for the oldest stack.
     assert measured["bytes_per_transition"] < 1.04 * 7_120
 
 
-def run_apart(script: str, *arguments: object, **environment: str) -> str:
-    """Output of an example in a process of its own."""
+def run_in_new_process(script: str, *arguments: object, **environment: str) -> str:
+    """Run an example in a new process and return its output."""
     command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
     settings = {**os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500, env=settings)
@@ -177,23 +172,26 @@ def run_apart(script: str, *arguments: object, **environment: str) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
-def test_acting_and_learning_in_two_processes(tmp_path: Path) -> None:
+def test_async_sac_runs_in_two_processes(tmp_path: Path) -> None:
     picture = tmp_path / "async_sac.png"
-    said = run_apart("async_sac.py", "--total-steps", 700, "--plot", picture)
-    assert "mean return of the last 3 of 3 episodes" in said
+    output = run_in_new_process("async_sac.py", "--total-steps", 700, "--plot", picture)
+    assert "mean return of the last 3 of 3 episodes" in output
     assert picture.exists()
 
 
 @pytest.mark.thorough
-def test_actors_and_a_learner_on_ray(cluster: str, tmp_path: Path) -> None:
+def test_apex_dqn_runs_on_ray(cluster: str, tmp_path: Path) -> None:
     options = ("--total-steps", 1400, "--actors", 2, "--shards", 2, "--checkpoint", tmp_path / "memory")
-    assert "mean return of the last" in run_apart("apex_dqn_ray.py", *options, RAY_ADDRESS=cluster).splitlines()[-1]
+    assert (
+        "mean return of the last"
+        in run_in_new_process("apex_dqn_ray.py", *options, RAY_ADDRESS=cluster).splitlines()[-1]
+    )
 
 
-# What each example is there for
+# Learning results
 
 
-def last(curve: list[tuple[int, float]], count: int) -> float:
+def mean_of_last(curve: list[tuple[int, float]], count: int) -> float:
     return float(np.mean([value for _, value in curve[-count:]]))
 
 
@@ -207,15 +205,15 @@ def test_fast_td3_learns() -> None:
 @pytest.mark.thorough
 def test_r2d2_turns_where_the_sign_said_only_with_a_memory() -> None:
     r2d2 = load("r2d2", COPY_EVERY=50)
-    assert last(r2d2.train(1, 5_000, memory=True), 3) > 0.7
-    assert abs(last(r2d2.train(1, 5_000, memory=False), 3)) < 0.4
+    assert mean_of_last(r2d2.train(1, 5_000, memory=True), 3) > 0.7
+    assert abs(mean_of_last(r2d2.train(1, 5_000, memory=False), 3)) < 0.4
 
 
 @pytest.mark.thorough
 def test_hindsight_reaches_goals_that_plain_learning_does_not() -> None:
     her = load("her", NUM_ENVS=4, LEARNING_STARTS=200, BATCH_SIZE=64, LEARNING_RATE=3e-3)
-    assert last(her.train(1, 3_000, hindsight=True, num_bits=8), 100) > 0.8
-    assert last(her.train(1, 3_000, hindsight=False, num_bits=8), 100) < 0.2
+    assert mean_of_last(her.train(1, 3_000, hindsight=True, num_bits=8), 100) > 0.8
+    assert mean_of_last(her.train(1, 3_000, hindsight=False, num_bits=8), 100) < 0.2
 
 
 @pytest.mark.thorough
@@ -229,8 +227,8 @@ def test_a_model_remembers_more_from_states_that_were_written_back() -> None:
 @pytest.mark.parametrize("autoreset", ["NEXT_STEP", "SAME_STEP"])
 def test_ppo_learns_pendulum(autoreset: str) -> None:
     curve = load("ppo").train("Pendulum-v1", 1, 100_000, autoreset)
-    assert last(curve[:20], 20) < -900
-    assert last(curve, 50) > -300
+    assert mean_of_last(curve[:20], 20) < -900
+    assert mean_of_last(curve, 50) > -300
 
 
 @pytest.mark.long
@@ -255,7 +253,7 @@ def test_chunks_pass_the_pillars_that_single_actions_hit() -> None:
 
 
 @pytest.mark.long
-def test_grpo_learns_without_a_critic_and_a_distance_holds_it_back() -> None:
+def test_grpo_learns_without_a_critic_and_a_kl_penalty_slows_it() -> None:
     example = load("grpo")
     returns, held = example.train(1, 100), example.train(1, 25, kl=10.0)
     assert returns[0] == held[0] < -40
@@ -273,21 +271,21 @@ def test_several_agents_learn_together() -> None:
 
 @pytest.mark.long
 def test_dqn_learns_cartpole() -> None:
-    assert last(load("dqn").train(1, 50_000), 20) > 400
+    assert mean_of_last(load("dqn").train(1, 50_000), 20) > 400
 
 
 @pytest.mark.long
 def test_sac_learns_pendulum() -> None:
-    assert last(load("sac").train(1, 10_000), 10) > -250
+    assert mean_of_last(load("sac").train(1, 10_000), 10) > -250
 
 
 @pytest.mark.long
 def test_her_flips_fifteen_bits() -> None:
     her = load("her")
-    assert last(her.train(1, 60_000, hindsight=True), 200) > 0.95
-    assert last(her.train(1, 60_000, hindsight=False), 200) < 0.05
+    assert mean_of_last(her.train(1, 60_000, hindsight=True), 200) > 0.95
+    assert mean_of_last(her.train(1, 60_000, hindsight=False), 200) < 0.05
 
 
 @pytest.mark.long
-def test_actors_and_a_learner_learn(cluster: str) -> None:
-    assert float(run_apart("apex_dqn_ray.py", "--seed", 1, RAY_ADDRESS=cluster).split()[-1]) > 300
+def test_apex_dqn_learns_on_ray(cluster: str) -> None:
+    assert float(run_in_new_process("apex_dqn_ray.py", "--seed", 1, RAY_ADDRESS=cluster).split()[-1]) > 300

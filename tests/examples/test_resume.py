@@ -13,11 +13,11 @@ import torch
 import relive as rl
 from tests.examples.test_examples import EXAMPLES, load
 
-STEP = 0.02  # seconds of one step of CartPole: the cart moves by its speed
+STEP = 0.02  # seconds per step of CartPole
 
 
 def check_transitions(replay: rl.ReplayBuffer) -> None:
-    """Every next observation is the state that CartPole's own equation gives, so no row joins two episodes."""
+    """Assert that every next observation follows CartPole's equation: no row joins two episodes."""
     rows = replay[replay.ids()]
     torch.testing.assert_close(rows["next_obs"][:, 0], rows["obs"][:, 0] + STEP * rows["obs"][:, 1])
     replay.check()
@@ -37,7 +37,7 @@ def kill_after(folder: Path, saves: int) -> None:
     assert process.returncode != 0
 
 
-def test_a_killed_training_goes_on(tmp_path: Path) -> None:
+def test_a_killed_training_continues(tmp_path: Path) -> None:
     resume = load("resume")
     kill_after(tmp_path, 3)
     _, newest = resume.learners(tmp_path)[-1]
@@ -59,7 +59,7 @@ def test_a_kill_between_buffer_and_learner_leaves_the_previous_pair(
     resume = load("resume")
     resume.train(tmp_path, 400, save_every=200)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", killed)
+        patch.setattr(torch, "save", raise_interrupted)
         with pytest.raises(InterruptedError):
             resume.train(tmp_path, 600, save_every=200)
     (_, older), (number, _) = resume.learners(tmp_path)
@@ -72,11 +72,11 @@ def test_a_kill_between_buffer_and_learner_leaves_the_previous_pair(
     check_transitions(training.replay)
 
 
-def killed(*_: object) -> None:
+def raise_interrupted(*_: object) -> None:
     raise InterruptedError
 
 
-def test_resumed_draws_are_those_of_the_uninterrupted_training(tmp_path: Path) -> None:
+def test_resumed_draws_equal_the_uninterrupted_draws(tmp_path: Path) -> None:
     resume = load("resume")
     training = resume.train(tmp_path, 1200, save_every=600)
     again = resume.train(tmp_path, 1200, save_every=600)
@@ -87,7 +87,7 @@ def test_resumed_draws_are_those_of_the_uninterrupted_training(tmp_path: Path) -
 def test_cut_after_a_load_forgets_the_dummy_step_and_the_open_episode(
     cut: bool, rows: int, returns: list[float], tmp_path: Path
 ) -> None:
-    """A buffer that was saved right after an end, resumed with `cut()` and without (docs/guides/resuming.md)."""
+    """Resume a buffer saved right after an end, with `cut()` and without (docs/guides/resuming.md)."""
     stats, obs, never = rl.EpisodeStats(2), torch.zeros(2, 1), [False, False]
     replay = rl.ReplayBuffer(100, obs=1, action=(), num_envs=2, autoreset="NEXT_STEP", stats=stats)
     replay.add(obs, [0, 0], [5.0, 5.0], [True, False], never, obs + 1)

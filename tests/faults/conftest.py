@@ -1,4 +1,4 @@
-"""Fault tests do not wait for fsync."""
+"""Fault tests do not wait for the disk."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """`os.fsync` and `os.fdatasync` do nothing to a file that is open.
+    """Replace `os.fsync` and `os.fdatasync` by checks that the file is open.
 
-    What a killed process has written stays in the kernel's memory, and what a loss of power takes is computed from the
-    recorded operations: only the time of a real fsync could be seen here. `tests/checkpoint` saves with real ones.
+    Bytes written by a killed process stay in the kernel's memory, and power failures are simulated from recorded
+    operations: a real fsync would only take time. `tests/checkpoint` uses the real one.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fsync", "fdatasync"):
-            patch.setattr(os, name, _find)
+            patch.setattr(os, name, _check_open)
         yield
 
 
-def _find(file: int) -> None:
+def _check_open(file: int) -> None:
     os.fstat(file)  # raises for a closed file, as fsync does

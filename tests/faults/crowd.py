@@ -27,7 +27,7 @@ def payload(tag: int, width: int) -> np.ndarray:
     return row
 
 
-def tag_of(row: np.ndarray) -> int | None:
+def read_tag(row: np.ndarray) -> int | None:
     """Return the tag of a payload; None if the bytes are mixed."""
     tag = int(row[:8].view(np.int64)[0])
     return tag if 0 <= tag < 1 << 40 and np.array_equal(payload(tag, len(row)), row) else None
@@ -117,7 +117,7 @@ def sample(handle: Handle, place: tuple[int, int], who: int, batch_size: int) ->
 def look(batch: Any, board: Board, who: int) -> None:
     """Count the observations of a batch, and those that are mixed or were never written."""
     for row, after, tag in zip(batch["obs"].numpy(), batch["next_obs"].numpy(), batch["action"].tolist(), strict=True):
-        tags = tag_of(row), tag_of(after)
+        tags = read_tag(row), read_tag(after)
         board[who, "seen"] += 2
         board[who, "torn"] += None in tags or tags[0] != tag
         board[who, "unknown"] += any(one is not None and one // WRITERS > board[one % WRITERS, "began"] for one in tags)

@@ -19,6 +19,7 @@ CACHES = {
     "_environments",
     "_readers",
     "_reader",
+    "_paths",
     "_few_slots",
     "_running",
     "_slice_starts",

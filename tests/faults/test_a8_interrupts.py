@@ -596,7 +596,7 @@ def failure_of_variant(folder: Path, place: str = "heap") -> str:
     return str(caught.value)
 
 
-def test_a_write_whose_rest_is_not_completed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_write_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(store: NativeBackend, leaves: Any, nexts: Any, envs: Any, steps: Any = None, then: Any = None) -> Any:
         doubt = _write(store, leaves, nexts, envs, steps, None)
         if doubt is None and then is not None:
@@ -608,12 +608,12 @@ def test_a_write_whose_rest_is_not_completed_is_noticed(tmp_path: Path, monkeypa
     assert "add at" in failure_of_variant(tmp_path)
 
 
-def test_torch_ops_that_are_not_completed_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_torch_operations_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_backend, "complete", lambda change: change())
     assert "add at" in failure_of_variant(tmp_path, "torch")
 
 
-def test_a_lock_in_python_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_in_python_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_place("disk")
     monkeypatch.setattr(rl.kernels, "guarded_lock", locking.GuardedLock)
     monkeypatch.setattr("tests.faults.test_a8_interrupts.PATIENCE", 0.2)

@@ -25,7 +25,7 @@ from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import Ring
 from relive.rollout.storage import Storage as RolloutStorage
 from relive.statistics import norm as moments
-from tests.buffers.test_threads import at_once
+from tests.buffers.test_threads import run_at_once
 from tests.faults import test_j_streams as streams
 from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
@@ -70,7 +70,7 @@ def test_a_tree_of_float32_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers.drift(tree, 100_000) > 1e-9
 
 
-def test_weights_that_are_not_kept_above_zero_are_noticed() -> None:
+def test_weights_of_zero_are_detected() -> None:
     batch = numbers.prioritized([1e-320, 1e308], eps=0.0, alpha=1.0, beta=1.0, normalize="global").sample(50)
     numbers.check_weights(batch, [1e-320, 1e308], "global", 1.0)
     batch["weight"] = torch.where(batch["weight"] < 1e-30, 0.0, batch["weight"])
@@ -79,13 +79,13 @@ def test_weights_that_are_not_kept_above_zero_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("broken", ["ids of 32 bits", "heads in float64"])
-def test_counters_that_are_not_of_64_bits_are_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    of = Ring.ids_at
+def test_narrow_counters_are_detected(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    of = Ring.id_of
     narrow = {"ids of 32 bits": lambda x: x.int().long(), "heads in float64": lambda x: (x.double() + 0.0).long()}
     monkeypatch.setattr("relive.replay.ring.Ring.ids_at", lambda ring, slots: narrow[broken](of(ring, slots)))
     border = 2**31 if "32" in broken else 2**53
     with rl.kernels.force_torch(), pytest.raises((AssertionError, IndexError)):
-        numbers.test_a_replay_buffer_passes_a_border_as_if_it_were_none("torch", border, 1)
+        numbers.test_a_replay_buffer_passes_integer_borders_unchanged("torch", border, 1)
 
 
 def tears_without_a_lock(method: str, width: int, folder: Path | None = None) -> bool:
@@ -114,19 +114,19 @@ def test_norms_without_a_lock_lose_updates(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(20):
         with kernels.force("torch"):
             norm = rl.RunningNorm(3)
-        at_once(*[partial(norm.update, torch.ones(4, 3))] * 4, times=500)
+        run_at_once(*[partial(norm.update, torch.ones(4, 3))] * 4, times=500)
         if norm.count != 4 * 500 * 4:
             return
     pytest.fail("no update was lost")
 
 
-def test_a_lock_that_its_owner_cannot_take_twice_is_noticed() -> None:
+def test_a_lock_that_is_not_reentrant_is_detected() -> None:
     buffer: Any = rl.DistillationBuffer(8, obs=3, action=rl.Field((), torch.int64))
     buffer._lock = threading.Lock()
     source = rl.ReplayBuffer(8, obs=3, action=rl.Field((), torch.int64))
     source.add([0.0] * 3, 1, 0.0, False, False, [1.0] * 3)
     with pytest.raises(AssertionError, match="never returned"):
-        at_once(lambda: buffer.fill(source), times=1, watchdog=0.5)
+        run_at_once(lambda: buffer.fill(source), times=1, watchdog=0.5)
     buffer._lock.release()  # and that thread continues
 
 
@@ -183,9 +183,7 @@ def mumbles(buffer: rl.ReplayBuffer, **fields: Any) -> None:
         (SHORT, "add", mumbles, "in other words: wrong shape"),
     ],
 )
-def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
-    case: Case, method: str, instead: Any, words: str
-) -> None:
+def test_a_buffer_that_accepts_wrong_calls_is_detected(case: Case, method: str, instead: Any, words: str) -> None:
     assert complaint(case) is None
     found = complaint(broken(case, method, instead))
     assert found is not None
@@ -259,7 +257,7 @@ HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_histories_of_a_broken_buffer_are_not_those_of_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histories_of_a_broken_buffer_differ_from_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, where, method, instead = HISTORIES[name]
     monkeypatch.setattr(where, method, instead)
     with pytest.raises(BaseException):  # noqa: B017, PT011 (whatever goes wrong first; pytest's own failures too)

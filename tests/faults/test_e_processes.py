@@ -134,7 +134,7 @@ def assert_whole(board: Board) -> None:
 @pytest.mark.parametrize(
     "sampler", select(rl.Prioritized(), of=[rl.Uniform(), rl.Prioritized()]), ids=["uniform", "prioritized"]
 )
-def test_rows_that_several_processes_write_and_read_at_once_are_whole_and_all_there(sampler: Any) -> None:
+def test_rows_of_concurrent_processes_are_whole_and_complete(sampler: Any) -> None:
     board = crowd(1 << 16, 50_000, 20, sampler)
     assert_whole(board)
 
@@ -169,7 +169,7 @@ def share_and_die(told: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_nothing_is_left_behind_by_processes_that_were_all_killed(tmp_path: Path) -> None:
+def test_killed_processes_leave_nothing_behind(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
     assert killed(share_and_die, tmp_path / "told")
     assert "1 of 64 rows" in (tmp_path / "told").read_text()

@@ -52,7 +52,7 @@ class Held(NamedTuple):
         )
 
 
-def grown(work: Work, cycles: int) -> dict[str, int]:
+def measure_growth(work: Work, cycles: int) -> dict[str, int]:
     """Return the growth of resources beyond tolerance, from a tenth of the `cycles` to all of them."""
     for n in range(max(cycles // 10, 1)):
         work(n)
@@ -108,16 +108,16 @@ def save_and_load(kind: str, root: Path) -> Work:
 
 
 def cycles_apart(cycles: int) -> dict[str, int]:
-    return grown(cycle(), cycles)
+    return measure_growth(cycle(), cycles)
 
 
 def uses_apart(kind: str, cycles: int) -> dict[str, int]:
-    return grown(use(kind), cycles)
+    return measure_growth(use(kind), cycles)
 
 
 def saves_apart(kind: str, cycles: int) -> dict[str, int]:
     with TemporaryDirectory() as folder:
-        found = grown(save_and_load(kind, Path(folder)), cycles)
+        found = measure_growth(save_and_load(kind, Path(folder)), cycles)
         left = list(Path(folder, "tmp").iterdir())
         kept = list(Path(folder, "manifests").iterdir())
     return found | ({"files in tmp": len(left)} if left else {}) | ({"manifests": len(kept)} if len(kept) > 2 else {})
@@ -137,12 +137,12 @@ def live_long(cycles: int, saves: int, kinds: Collection[str] = tuple(KINDS)) ->
 
 @pytest.mark.promise("I4")
 @pytest.mark.parametrize("kinds", select(1, of=[1, len(KINDS)]))
-def test_a_life_leaves_nothing_behind(kinds: int) -> None:
+def test_a_short_run_leaves_nothing_behind(kinds: int) -> None:
     live_long(trials("I4", 20_000), trials("I4_SAVES", 30), list(KINDS)[:kinds])
 
 
 @pytest.mark.long
-def test_a_long_life_leaves_nothing_behind() -> None:
+def test_a_long_run_leaves_nothing_behind() -> None:
     live_long(trials("I4_LONG", 1_000_000), trials("I4_SAVES_LONG", 1_000))
 
 
@@ -171,7 +171,7 @@ def leak(what: str, cycles: int) -> dict[str, int]:
         "shared": a_shared_segment,
     }
     try:
-        return grown(works[what], cycles)
+        return measure_growth(works[what], cycles)
     finally:
         stop.set()
         for path in kept if what == "shared" else ():
@@ -186,4 +186,4 @@ def test_every_kind_of_leak_is_detected(what: str, cycles: int) -> None:
 
 
 def grown_of_nothing(cycles: int) -> dict[str, int]:
-    return grown(lambda _: None, cycles)
+    return measure_growth(lambda _: None, cycles)

@@ -54,7 +54,7 @@ def share(kind: str, histories: int) -> int:
 
 
 FEW = [("rollout", 25), ("shared prioritized", 27)]
-"""Kinds and numbers of histories of the quick tier."""
+"""Number of histories of each kind in the quick tier."""
 
 JUMPING = pytest.mark.filterwarnings("ignore:obs. expected (a rollout|steps) that start")
 """Observations of the histories jump on purpose."""
@@ -63,12 +63,12 @@ JUMPING = pytest.mark.filterwarnings("ignore:obs. expected (a rollout|steps) tha
 @JUMPING
 @pytest.mark.promise("K1")
 @pytest.mark.parametrize(("kind", "histories"), select(*FEW, of=[*FEW, *((kind, 100) for kind in KINDS)]))
-def test_any_history_is_that_of_the_model(kind: str, histories: int) -> None:
+def test_any_history_equals_the_model(kind: str, histories: int) -> None:
     live(kind, share(kind, trials("K1", histories)), 50)
 
 
 @JUMPING
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_long_history_is_that_of_the_model(kind: str) -> None:
+def test_any_long_history_equals_the_model(kind: str) -> None:
     live(kind, share(kind, trials("K1_LONG", 5_000)), 100, derandomize=False)

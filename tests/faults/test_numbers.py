@@ -29,7 +29,10 @@ CPU = torch.device("cpu")
 def drift(tree: PriorityTree, updates: int) -> float:
     """Return the largest relative error of the total against `math.fsum`, with all leaves and with small ones only."""
     generator = np.random.default_rng(11)
-    batch, brute = 500, np.zeros(tree.num_leaves)  # few enough to update sums instead of recomputing all
+    batch, brute = (
+        500,
+        np.zeros(tree.num_leaves),
+    )  # few leaves: the tree updates sums instead of recomputing all of them
     for _ in range(updates // batch):
         leaves = generator.integers(0, tree.num_leaves, batch)
         priorities = 10 ** generator.uniform(-8, 8, batch)
@@ -195,7 +198,7 @@ def first_row(border: int, unit: int, slots: int) -> int:
 @pytest.mark.parametrize("unit", select(ENVS, of=[1, ENVS]), ids=["rows", "ids"])
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations across episode ends
-def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int, unit: int) -> None:
+def test_a_replay_buffer_passes_integer_borders_unchanged(backend: str, border: int, unit: int) -> None:
     replay, twin = make(), make()
     start = first_row(border, unit, replay.storage.rows.ring.slots)
     begin_at(replay, start)
@@ -232,7 +235,7 @@ def distillation(row: int) -> rl.DistillationBuffer:
 
 @pytest.mark.promise("I1")
 @pytest.mark.parametrize("border", BORDERS)
-def test_a_distillation_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int) -> None:
+def test_a_distillation_buffer_passes_integer_borders_unchanged(backend: str, border: int) -> None:
     start = border - 16
     buffer, twin = distillation(start), distillation(0)
     for t in range(30):

@@ -93,7 +93,7 @@ def test_a_kill_in_shared_memory_leaves_rows_old_or_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_row_that_is_not_noted_first_is_noticed(tmp_path: Path) -> None:
+def test_a_row_without_a_journal_entry_is_detected(tmp_path: Path) -> None:
     """Canary: without the journal, a kill leaves a torn row."""
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
     replay = made(rl.Memory.shared())
@@ -109,7 +109,7 @@ def test_a_row_that_is_not_noted_first_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_copy_beside_the_lock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_without_the_lock_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canary: mutable fields copied without the lock are torn by another process."""
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
     replay = made(rl.Memory.shared())

@@ -30,7 +30,7 @@ def observation(tag: int, width: int) -> np.ndarray:
     return np.concatenate([np.array([tag, checksum], np.int64).view(np.uint8), payload])
 
 
-def tag_of(row: np.ndarray) -> int | None:
+def read_tag(row: np.ndarray) -> int | None:
     """Return the tag of an observation; None if its checksum differs."""
     tag, checksum = row[:HEADER].view(np.int64).tolist()
     return tag if checksum == zlib.crc32(row[HEADER:].data, zlib.crc32(row[:8].data)) else None
@@ -142,7 +142,7 @@ class Traffic:
         first = batch["action"].reshape(len(batch), -1)[:, 0]
         torn = unknown = int((first != batch["index"]).sum())
         for row, after, tag in zip(obs, following, action, strict=True):
-            tags = tag_of(row), tag_of(after)
+            tags = read_tag(row), read_tag(after)
             torn += None in tags or tags[0] != tag
             unknown += any(one is not None and one // WRITERS > begun[one % WRITERS] for one in tags)
         with self._counting:

@@ -1,4 +1,4 @@
-"""The tables of docs/guides/batches.md are true: keys, shapes and reserved names of real batches and buffers."""
+"""The tables of docs/guides/batches.md match real batches and buffers: keys, shapes and reserved names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ B, L = 5, 6
 EXTRA: dict[str, Any] = {"note": (), "state": rl.Carry(4)}
 
 
-def rows_of(heading: str) -> list[list[str]]:
-    """The cells of the table whose first column has this heading."""
+def table_rows(heading: str) -> list[list[str]]:
+    """Return the cells of the table whose first column has a heading."""
     table = PAGE.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
 
 
-def words(cell: str) -> set[str]:
-    """The keys that a cell names."""
+def named_keys(cell: str) -> set[str]:
+    """Return the keys that a cell names."""
     keys = set(re.findall(r"`(\w+)`", cell))
     return keys | (STEP if "*step*" in cell else {"note"} if "extra" in cell else set())
 
@@ -60,7 +60,7 @@ def rollout() -> rl.RolloutBuffer:
     return buffer
 
 
-def distilled() -> Any:
+def distillation_batch() -> Any:
     buffer = rl.DistillationBuffer(32, obs=3, action=2, extra={"note": ()}, seed=0)
     buffer.add(torch.zeros(8, 3), torch.zeros(8, 2), note=torch.zeros(8))
     return buffer.sample(B)
@@ -90,9 +90,9 @@ BATCHES: dict[str, Callable[[], Any]] = {
     'rollout.sequences(layout="time_first")': lambda: sequences(layout="time_first"),
     'rollout.sequences(layout="packed")': lambda: sequences(layout="packed"),
     "rollout.data": lambda: rollout().data,
-    "DistillationBuffer.sample": distilled,
+    "DistillationBuffer.sample": distillation_batch,
 }
-ROWS = {row[0].split("`, `")[0].strip("`") if row[0][0] == "`" else row[0]: row for row in rows_of("batch of")}
+ROWS = {row[0].split("`, `")[0].strip("`") if row[0][0] == "`" else row[0]: row for row in table_rows("batch of")}
 
 
 def test_every_row_of_the_table_has_a_batch() -> None:
@@ -103,21 +103,21 @@ def test_every_row_of_the_table_has_a_batch() -> None:
 def test_a_batch_has_the_keys_and_the_shape_of_its_row(label: str) -> None:
     batch = BATCHES[label]()
     _, shape, keys = ROWS[label]
-    expected = words(keys) | (words(ROWS["Transition()"][2]) if "keys of the view" in keys else set())
+    expected = named_keys(keys) | (named_keys(ROWS["Transition()"][2]) if "keys of the view" in keys else set())
     assert set(batch.keys()) == expected
     sizes = {"B": B, "T": 8, "N": 2, "steps": 7}
     assert list(batch.batch_size) == [sizes[name] for name in re.findall(r"\w+", shape)]
 
 
 def test_keys_have_the_shapes_of_the_second_table() -> None:
-    shapes = {key: shape for names, shape, _ in rows_of("key") for key in re.findall(r"`(\w+)`", names)}
+    shapes = {key: shape for names, shape, _ in table_rows("key") for key in re.findall(r"`(\w+)`", names)}
     packed = BATCHES['rollout.sequences(layout="packed")']()
     assert shapes.pop("batch_sizes") == "`[L]`"
     assert list(packed["batch_sizes"].shape) == [4]
     sequence = BATCHES["Sequence(length, step_index=True)"]()
     flat = replay(rl.Prioritized()).sample(B, rl.NStep(3, 0.9))
     window = BATCHES["Window(obs=(-1, 0), action=range(4))"]()
-    others = {"source": BATCHES["Mixture.sample"](), "round": distilled()}
+    others = {"source": BATCHES["Mixture.sample"](), "round": distillation_batch()}
     others |= {"obs_mask": window, "action_mask": window}
     for key, said in shapes.items():
         batch = others.get(key, sequence if "`[B, L]`" in said else flat)
@@ -132,7 +132,7 @@ MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "RolloutBuffer": lambda extra: rl.RolloutBuffer(8, 2, obs=1, action=1, extra=extra),
     "DistillationBuffer": lambda extra: rl.DistillationBuffer(8, obs=1, action=1, extra=extra),
 }
-RESERVED = {row[0].strip("`"): words(row[1]) for row in rows_of("buffer")}
+RESERVED = {row[0].strip("`"): named_keys(row[1]) for row in table_rows("buffer")}
 BOTH = RESERVED["ReplayBuffer` and `RolloutBuffer"]
 
 

@@ -50,7 +50,7 @@ def test_every_header_of_the_core_compiles_alone(header: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(kernels.native(), "set_avx2"), reason="the stub is that of an x86-64 processor")
-def test_the_stub_is_that_of_the_module() -> None:
+def test_the_stub_matches_the_native_module() -> None:
     stubgen = pytest.importorskip("nanobind.stubgen", reason="nanobind is not installed")
     stub = stubgen.StubGen(kernels.native())
     stub.put(kernels.native())

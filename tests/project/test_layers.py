@@ -16,7 +16,7 @@ LAYERS = [
     name for line in _MAP.strip().splitlines() for name in re.split(r" {2,}", line)[0].split(", ") if name != "csrc"
 ]
 """Layers in the order of CONTRIBUTING.md."""
-LATE = {"save", "handle"}
+LATE_IMPORTERS = {"save", "handle"}
 """Methods that may import a later layer inside the function."""
 EXCEPTIONS: set[tuple[str, str]] = {
     ("kernels.priority", "storage"),
@@ -31,7 +31,7 @@ def modules() -> dict[str, ast.Module]:
     return {name.removesuffix(".__init__"): ast.parse(file.read_text("utf-8")) for name, file in named.items()}
 
 
-def imported(tree: ast.AST, late: bool = False) -> Iterator[str]:
+def imported_modules(tree: ast.AST, late: bool = False) -> Iterator[str]:
     """Yield the imported modules below `relive`, except imports for types and inside `LATE` functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None and not late:
@@ -42,7 +42,9 @@ def imported(tree: ast.AST, late: bool = False) -> Iterator[str]:
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
         else:
-            yield from imported(node, late or (isinstance(node, ast.FunctionDef) and node.name in LATE))
+            yield from imported_modules(
+                node, late or (isinstance(node, ast.FunctionDef) and node.name in LATE_IMPORTERS)
+            )
 
 
 def test_layers_import_only_the_layers_before_them() -> None:
@@ -50,13 +52,13 @@ def test_layers_import_only_the_layers_before_them() -> None:
         (name, used)
         for name, tree in modules().items()
         if name not in ("__init__", "__main__")
-        for used in imported(tree)
+        for used in imported_modules(tree)
         if used.split(".")[0] in LAYERS and LAYERS.index(used.split(".")[0]) > LAYERS.index(name.split(".")[0])
     }
     assert forward == EXCEPTIONS
 
 
-def reached(tree: ast.Module) -> Iterator[str]:
+def private_uses(tree: ast.Module) -> Iterator[str]:
     """Yield uses `x._name` of private names that the module itself does not define."""
     nodes = list(ast.walk(tree))
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -71,13 +73,13 @@ def reached(tree: ast.Module) -> Iterator[str]:
             yield node.attr
 
 
-MAX_REACHED = 31
+MAX_PRIVATE_USES = 31
 """Number of uses of other modules' private names. This number only shrinks."""
 
 
 def test_modules_keep_their_private_names_to_themselves() -> None:
-    found = {name: list(reached(tree)) for name, tree in modules().items()}
-    assert sum(map(len, found.values())) <= MAX_REACHED, {name: names for name, names in found.items() if names}
+    found = {name: list(private_uses(tree)) for name, tree in modules().items()}
+    assert sum(map(len, found.values())) <= MAX_PRIVATE_USES, {name: names for name, names in found.items() if names}
 
 
 def test_every_module_is_in_a_layer() -> None:
@@ -93,7 +95,7 @@ def used_modules(tree: ast.Module) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-def test_the_package_imports_no_tool_beside_it() -> None:
+def test_the_package_imports_no_development_tool() -> None:
     # `relive conformance` runs relive_conformance by name, if it is installed.
     tools = {"relive_conformance", "benchmarks", "examples", "tests", "tools"}
     assert {name for name, tree in modules().items() if used_modules(tree) & tools} == set()

@@ -1,4 +1,4 @@
-"""`make test` covers every public name, adapter, promise and conformance case; `make test-all` only adds cases."""
+"""`make test` covers every public name, adapter, promise and conformance case."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pytest
-import torch
 
 import relive as rl
 from relive import compat
 from relive_conformance import CASES
 from tests.conftest import COLLECTED
-from tests.tiers import select
-from tests.times import Times
 
 ROOT = Path(__file__).parents[2]
 SHARED = {"__main__", "patching", "pickling", "seeding", "step_rows", "views"}
 """Modules of `compat` that are no adapters."""
 ADAPTERS = [module.name for module in iter_modules(compat.__path__) if module.name not in SHARED]
-UNTESTED = {"D5"}
+TESTED_BY_SANITIZERS = {"D5"}
 """Promises tested by `make sanitize` instead."""
 
 
@@ -42,20 +39,20 @@ def selected(collected: list[Any]) -> list[Any]:
     return [item for item in collected if not item.get_closest_marker("thorough")]
 
 
-def used(items: list[Any], module: str) -> set[str]:
+def used_names(items: list[Any], module: str) -> set[str]:
     """Return every name used by tests and helpers in the files that mention a module."""
     found: set[str] = set()
     for path in {item.path for item in items}:
         text = path.read_text(encoding="utf-8")
         if module in text:
             tests = {item.originalname for item in items if item.path == path}
-            for node in ast.walk(Selected(tests).visit(ast.parse(text))):
+            for node in ast.walk(SelectedTests(tests).visit(ast.parse(text))):
                 found |= {node.id} if isinstance(node, ast.Name) else set()
                 found |= {node.attr} if isinstance(node, ast.Attribute) else set()
     return found
 
 
-class Selected(ast.NodeTransformer):
+class SelectedTests(ast.NodeTransformer):
     """Removes unselected tests from a syntax tree."""
 
     def __init__(self, tests: set[str]) -> None:
@@ -66,7 +63,7 @@ class Selected(ast.NodeTransformer):
 
 
 def test_every_public_name_is_used(selected: list[Any]) -> None:
-    assert set(rl.__all__) <= used(selected, "relive")
+    assert set(rl.__all__) <= used_names(selected, "relive")
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -75,12 +72,12 @@ def test_every_buffer_and_function_of_an_adapter_is_used(adapter: str, selected:
         pytest.importorskip("sb3_contrib", reason="needs sb3-contrib: pip install sb3-contrib")
     names = {name for name in import_module(f"relive.compat.{adapter}").__all__ if name.islower() or "Buffer" in name}
     unused = {"BaseBuffer", "PrioritizedReplayBufferSamples", "get_system_info"}  # users do not construct these
-    assert names - unused <= used(selected, adapter)
+    assert names - unused <= used_names(selected, adapter)
 
 
-def test_every_promise_is_kept_once(selected: list[Any]) -> None:
+def test_every_promise_has_a_test(selected: list[Any]) -> None:
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    promised = set(re.findall(r"\b(?:[A-L]\d+\b|[A-L](?=:\s))", page)) - UNTESTED
+    promised = set(re.findall(r"\b(?:[A-L]\d+\b|[A-L](?=:\s))", page)) - TESTED_BY_SANITIZERS
     assert len(promised) >= 20
     kept = {name for item in selected for mark in item.iter_markers("promise") for name in mark.args}
     assert kept == promised
@@ -89,42 +86,6 @@ def test_every_promise_is_kept_once(selected: list[Any]) -> None:
     assert set(re.findall(r"`(tests/\S+\.py)`", rows)) <= files
 
 
-def test_every_conformance_case_is_asked(selected: list[Any]) -> None:
+def test_every_conformance_case_is_run(selected: list[Any]) -> None:
     asked = {item.name for item in selected if item.module.__name__ == "tests.conformance.test_cases"}
     assert {f"test_relive_passes[{case}]" for case in CASES} <= asked
-
-
-@pytest.mark.parametrize("file", ["test_readme.py", "test_docs.py", "test_contributing.py"])
-def test_all_code_of_the_documents_runs(file: str, collected: list[Any], selected: list[Any]) -> None:
-    of_file = [item for item in collected if item.path.name == file]
-    assert of_file
-    assert [item for item in of_file if item not in selected] == []
-
-
-def test_cases_that_are_not_selected_are_thorough() -> None:
-    first, second, third = select("b", of="abc")
-    assert second == "b"
-    assert [mark.name for case in (first, third) for mark in case.marks] == ["thorough", "thorough"]
-    with pytest.raises(AssertionError, match="expected some of"):
-        select("d", of="abc")
-
-
-def test_durations_are_reported_by_folder_and_for_the_slowest_tests() -> None:
-    times = Times()
-    for number in range(20):
-        times.add(f"tests/fast/test_a.py::test_x[{number}]", 0.25)
-    assert list(times.lines()) == []
-    times.add("tests/slow/test_b.py::test_y", 4.0)
-    times.add("tests/slow/test_b.py::test_y", 3.0)
-    folder, other, title, first, *rest = times.lines()
-    assert (folder.split(), other.split()) == (
-        ["7.0", "s", "1", "tests", "tests/slow"],
-        ["5.0", "s", "20", "tests", "tests/fast"],
-    )
-    assert title == "the slowest tests:"
-    assert first.split() == ["7.0", "s", "tests/slow/test_b.py::test_y"]
-    assert len(rest) == 9
-
-
-def test_torch_runs_on_one_thread() -> None:
-    assert torch.get_num_threads() == 1

@@ -44,7 +44,7 @@ class Wheel:
         self.license = f"{info}/licenses/LICENSE" in self.files
 
 
-def test_the_wheel_of_relive_has_the_package_and_nothing_of_the_workshop(tmp_path: Path) -> None:
+def test_the_wheel_of_relive_contains_only_the_package(tmp_path: Path) -> None:
     wheel = Wheel(ROOT, tmp_path)
     assert wheel.top_level == {"relive"}
     source = [path for path in (ROOT / "src" / "relive").rglob("*") if path.suffix in (".py", ".pyi")]

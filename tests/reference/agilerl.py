@@ -1,4 +1,4 @@
-"""What AgileRL's documents promise, written out: sequences of episodes, and windows of n steps."""
+"""AgileRL's documented behaviour as slow loops: sequences of episodes, and n-step windows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def sequences(dones: list[list[bool]], length: int | None, kind: str) -> list[list[int]]:
-    """The flat steps t·N + n of every sequence, by environment and time; `dones` is [T][N]."""
+    """Return the rows t·N + n of every sequence, ordered by environment and time; `dones` is [T][N]."""
     found = []
     for env in range(len(dones[0])):
         episode: list[int] = []
@@ -26,7 +26,7 @@ def _cut(episode: list[int], length: int | None, kind: str) -> list[list[int]]:
 
 
 def n_steps(steps: list[dict[str, Any]], n: int, gamma: float) -> list[dict[str, Any]]:
-    """Of one environment's steps, those whose n steps are known, as one step each."""
+    """Return an n-step transition for every step of one environment that starts n known steps."""
     fused = []
     for start in range(len(steps) - n + 1):
         window = steps[start : start + n]

@@ -100,7 +100,7 @@ def group_advantage(
 
 
 def goes_on(column: Column, t: int) -> bool:
-    """Whether the episode of row t has a row t + 1 here."""
+    """Whether row t + 1 is stored and belongs to the episode of row t."""
     ended = column["terminated"][t] or column["truncated"][t]
     return not ended and t + 1 < len(column["mask"]) and bool(column["mask"][t + 1])
 
@@ -108,7 +108,7 @@ def goes_on(column: Column, t: int) -> bool:
 def by_column(
     estimator: Callable[..., list[list[float]]], tensors: dict[str, Tensor | None], **settings: float
 ) -> list[Tensor]:
-    """The estimator on every column of [T, …] tensors; flags may lack the reward's last axes."""
+    """Apply the estimator to every column of [T, …] tensors; flags may lack the reward's last axes."""
     shape = tensors["reward"].shape  # pyright: ignore[reportOptionalMemberAccess]
     tensors = {name: torch.ones(shape) if tensor is None else tensor for name, tensor in tensors.items()}
     columns = {name: _columns(tensor, shape) for name, tensor in tensors.items() if tensor is not None}

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 
 class SlowTree:
-    """Leaves on a line, each as long as its priority; a draw is the leaf at a point of that line."""
+    """Leaves on a line, each as long as its priority. A draw is the leaf at a point of the line."""
 
     def __init__(self, num_leaves: int) -> None:
         self.leaves = [0.0] * num_leaves
@@ -23,14 +23,14 @@ class SlowTree:
         return min((priority for priority in self.leaves if priority > 0), default=float("inf"))
 
     def starts(self) -> list[Fraction]:
-        """Where each leaf starts on the line, and at last where the line ends."""
+        """Start of each leaf on the line, and the end of the line."""
         starts = [Fraction(0)]
         for priority in self.leaves:
             starts.append(starts[-1] + Fraction(priority))
         return starts
 
     def draw(self, uniforms: Sequence[float]) -> list[int]:
-        """The leaf at the point (i + u) / count of the line, for each u in [0, 1)."""
+        """Return the leaves at the relative points (i + u) / count of the line, for the i-th u in [0, 1)."""
         starts, count = self.starts(), len(uniforms)
         points = [(i + Fraction(u)) / count * starts[-1] for i, u in enumerate(uniforms)]
         leaves = range(len(self.leaves))

@@ -32,7 +32,7 @@ class Column:
                 self.cut()
 
     def _waiting(self, step: dict[str, Any]) -> Any:
-        """The observation that the coming row begins with, unless each row has a copy of its own."""
+        """Return the observation of the next row; None if every row stores its own copy."""
         return None if self.keeps_next else step["next_obs"]
 
     def cut(self) -> None:
@@ -52,7 +52,7 @@ class Column:
         return {i: row for i, row in enumerate(self.rows) if i >= oldest and row is not None}
 
     def run(self, row: int, n: int) -> list[dict[str, Any]]:
-        """Up to n transitions of one episode from a row on."""
+        """Return up to n transitions of one episode, starting at a row."""
         found = []
         for i in range(row, row + n):
             if i not in self.alive:
@@ -61,7 +61,7 @@ class Column:
         return found
 
     def run_before(self, row: int, n: int) -> list[dict[str, Any]]:
-        """Up to n transitions of the same episode before a row, oldest first."""
+        """Return up to n transitions of the same episode before a row, oldest first."""
         found: list[dict[str, Any]] = []
         while len(found) < n and row - 1 - len(found) in self.alive:
             found.append(self.alive[row - 1 - len(found)])

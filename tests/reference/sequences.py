@@ -12,7 +12,7 @@ Step = TypeVar("Step")
 def sequences(
     ended: Tensor, mask: Tensor, length: int | None, mode: str, split_episodes: bool, keep_tail: bool
 ) -> list[list[int]]:
-    """The rows t·N + n of every sequence, by environment, then time; `ended` and `mask` are [T, N]."""
+    """Return the rows t·N + n of every sequence, ordered by environment and time; `ended` and `mask` are [T, N]."""
     found = []
     for run in runs(ended, mask, split_episodes):
         found += cut(run, length or len(run), mode, keep_tail)
@@ -20,7 +20,7 @@ def sequences(
 
 
 def runs(ended: Tensor, mask: Tensor, split_episodes: bool) -> list[list[int]]:
-    """The valid rows that may be in one sequence."""
+    """Return the valid rows that may be in one sequence."""
     steps, envs = ended.shape
     found: list[list[int]] = []
     for env in range(envs):
@@ -50,7 +50,7 @@ def cut(run: list[int], length: int, mode: str, keep_tail: bool) -> list[list[in
 def around(
     before: list[Step], after: list[Step], length: int, burn_in: int
 ) -> tuple[list[Step | None], list[bool], list[bool]]:
-    """The steps of `rl.Sequence(length, burn_in)`, which are real, and which are trained on.
+    """Return the steps of `rl.Sequence(length, burn_in)`, the mask of real steps, and the mask of trained steps.
 
     `before` are the stored steps of the episode before the drawn row, `after` are the drawn row and the steps after it.
     """

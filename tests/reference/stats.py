@@ -14,7 +14,7 @@ class EpisodeStats:
         self.num_steps = 0
 
     def update(self, rows: list[dict[str, Any] | None]) -> None:
-        """A row for each environment: reward, flags, metrics and the reasons that hold; None: it is ignored."""
+        """Count one row per environment: reward, flags, metrics, reasons. None is ignored."""
         self.num_steps += sum(row is not None for row in rows)
         for env, row in enumerate(rows):
             if row is None:

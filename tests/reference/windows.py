@@ -9,11 +9,11 @@ import numpy as np
 
 from tests.reference.replay import Column
 
-FOR_EVER = 10**6
+NO_LIMIT = 10**6
 
 
 def at_offsets(episode: Sequence[Any], now: int, offsets: Sequence[int], pad: str) -> tuple[np.ndarray, np.ndarray]:
-    """The items of an episode at offsets from item `now`, and which of them it has."""
+    """Return the items of an episode at offsets from item `now`, and the mask of existing items."""
     inside = np.array([0 <= now + offset < len(episode) for offset in offsets])
     found = [np.asarray(episode[min(max(now + offset, 0), len(episode) - 1)]) for offset in offsets]
     kept = [x if real or pad == "repeat" else np.zeros_like(x) for x, real in zip(found, inside, strict=True)]
@@ -21,7 +21,7 @@ def at_offsets(episode: Sequence[Any], now: int, offsets: Sequence[int], pad: st
 
 
 def n_step(rewards: Sequence[np.ndarray], gamma: float) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of rewards in their own dtype, discounted in double precision, and the discount after it."""
+    """Return the discounted sum of rewards in their dtype and the final discount, both computed in float64."""
     total, factor = rewards[0], 1.0
     for reward in rewards[1:]:
         factor *= gamma
@@ -32,9 +32,9 @@ def n_step(rewards: Sequence[np.ndarray], gamma: float) -> tuple[np.ndarray, np.
 def read(
     column: Column, row: int, offsets: Mapping[tuple[str, ...], Sequence[int]], pad: str, n: int, gamma: float
 ) -> dict[tuple[str, ...], np.ndarray]:
-    """The batch of one row; steps of the column have their leaves by path, with those of the next observation."""
-    before = [step["leaves"] for step in column.run_before(row, FOR_EVER)]
-    steps = before + [step["leaves"] for step in column.run(row, FOR_EVER)]
+    """Return the batch of one row; each step of the episode is a dict of leaves by path, next observation included."""
+    before = [step["leaves"] for step in column.run_before(row, NO_LIMIT)]
+    steps = before + [step["leaves"] for step in column.run(row, NO_LIMIT)]
     now = len(before)
     last = min(now + max(n, 1), len(steps)) - 1
     batch = {path: np.asarray(leaf) for path, leaf in steps[now].items()}

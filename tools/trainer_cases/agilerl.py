@@ -18,7 +18,7 @@ _NETWORK = {"latent_dim": 32, "encoder_config": {"hidden_size": [64]}, "head_con
 
 
 def trainers() -> list[Trainer]:
-    """Every trainer of AgileRL that stores steps in a buffer of `components`."""
+    """Return every trainer of AgileRL that stores steps in a buffer of `components`."""
     return [
         Trainer("PPO", "CartPole, 40,000 steps", partial(_on_policy, recurrent=False, steps=40_000)),
         Trainer("recurrent PPO", "CartPole, 40,000 steps", partial(_on_policy, recurrent=True, steps=40_000)),
@@ -30,7 +30,7 @@ def trainers() -> list[Trainer]:
 
 
 class Shown(gymnasium.Env[np.ndarray, Any]):
-    """The reward is 1 for the one of four actions that the observation shows; episodes have 8 steps."""
+    """An environment that rewards the action shown by the observation with 1; episodes have 8 steps."""
 
     observation_space, action_space = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(4)
 
@@ -53,7 +53,7 @@ class Shown(gymnasium.Env[np.ndarray, Any]):
 
 
 class Number(Shown):
-    """The reward is minus the distance between the action and the number that the observation shows."""
+    """An environment whose reward is minus the distance between the action and the observed number."""
 
     observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
 
@@ -75,12 +75,12 @@ def _environments(made: str | type[Shown], num_envs: int, seed: int) -> Any:
 
 
 def _settings(steps: int) -> dict[str, Any]:
-    """Settings of eight evaluations."""
+    """Return the settings of a training with eight evaluations."""
     return {"max_steps": steps, "evo_steps": steps // 8, "eval_loop": 5, "wb": False, "verbose": False}
 
 
 def _reached(population: Any) -> float:
-    """The mean of the last four evaluations."""
+    """Return the mean score of the last four evaluations."""
     return float(np.mean(population[0].fitness[-4:]))
 
 
@@ -163,7 +163,7 @@ def _pair() -> Any:
 
 
 def _by_agent(told: dict[str, tuple[Any, ...]]) -> tuple[dict[str, Any], ...]:
-    """One dict per kind of value, with an entry for each agent."""
+    """Return one dict per kind of value, with an entry for each agent."""
     return tuple(dict(zip(told, values, strict=True)) for values in zip(*told.values(), strict=True))
 
 

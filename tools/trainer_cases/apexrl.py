@@ -21,7 +21,7 @@ _OFF_POLICY |= {"log_interval": 0, "save_interval": 0}
 
 
 def trainers() -> list[Trainer]:
-    """Every algorithm that has a runner for one agent."""
+    """Return every algorithm that has a runner for one agent."""
     steps = {"ppo": 30_720, "dqn": 12_000, "sac": 8_000}
     tasks = {"ppo": "CartPole", "dqn": "CartPole", "sac": "Pendulum"}
     return [

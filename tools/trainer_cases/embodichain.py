@@ -53,7 +53,7 @@ def _network() -> torch.nn.Module:
 
 
 def _learner(name: str) -> tuple[Any, Any]:
-    """A policy and its algorithm."""
+    """Return a policy and its algorithm."""
     module: Any = import_module("embodichain.learning.rl.algo")
     policies: Any = import_module("embodichain.learning.rl.policies")
     settings: dict[str, Any] = {"batch_size": 128, "n_epochs": 5}
@@ -65,7 +65,7 @@ def _learner(name: str) -> tuple[Any, Any]:
 
 
 def _train(name: str, seed: int) -> float:
-    """The mean reward of a step in the last five rollouts."""
+    """Return the mean reward per step of the last five rollouts."""
     collector: Any = import_module("embodichain.learning.rl.collector.sync_collector").SyncCollector
     buffer = import_module("embodichain.learning.rl.buffer").RolloutBuffer(_ENVS, _STEPS, 2, 1, _CPU)
     policy, algorithm = _learner(name)

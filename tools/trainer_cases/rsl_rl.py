@@ -77,7 +77,7 @@ def _settings(recurrent: bool) -> dict[str, Any]:
 
 
 def _reward(runner: Any) -> float:
-    """The mean reward of a step of the policy without noise, in other environments."""
+    """Return the mean reward per step of the policy without noise, in new environments."""
     world, total, policy = _world(16, 1_000), 0.0, runner.get_inference_policy()
     ended = torch.ones(world.num_envs, dtype=torch.long)
     with torch.inference_mode():
@@ -113,7 +113,7 @@ def _distillation(seed: int) -> float:
 
 
 def _teacher(seed: int) -> Any:
-    """A policy that rsl_rl trains on its own storage: the same one on both sides."""
+    """Return the teacher, trained by rsl_rl on its own storage; both sides use the same teacher."""
     runners, chosen = import_module("rsl_rl.runners"), import_module("rsl_rl.algorithms.ppo")
     is_patched = chosen.RolloutStorage.__module__.startswith("relive.")
     unpatch("rsl_rl")

@@ -14,7 +14,7 @@ from relive_conformance.adapters.off_policy import (
     ReplayShape,
     StepReplay,
     Transitions,
-    missed,
+    goal_reward,
 )
 from relive_conformance.adapters.protocol import (
     Adapter,
@@ -55,5 +55,5 @@ __all__ = [
     "Trajectory",
     "Transitions",
     "discover",
-    "missed",
+    "goal_reward",
 ]

@@ -21,7 +21,7 @@ from agilerl.components.rollout_buffer import RolloutBuffer
 from agilerl.typing import BPTTSequenceType
 from tensordict import TensorDict
 
-from relive_conformance.adapters.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions, whole
+from relive_conformance.adapters.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions, drop_unit_axis
 from relive_conformance.adapters.protocol import Adapter, Array, RolloutShape, Sequences, Step, Trajectory
 
 _LEARNED = ("obs", "action", "reward", "done", "next_obs")
@@ -121,7 +121,7 @@ class AgileRlReplay:
 
     def read(self, batch: Any) -> ReplayBatch:
         obs, action, reward, done, next_obs = (batch[name].numpy() for name in _LEARNED)
-        return ReplayBatch(obs, action, whole(reward), whole(done), next_obs)
+        return ReplayBatch(obs, action, drop_unit_axis(reward), drop_unit_axis(done), next_obs)
 
     @property
     def stored(self) -> int:
@@ -144,7 +144,7 @@ class AgileRlPrioritized(AgileRlReplay):
         return self._buffer.sample(batch_size, beta=BETA)
 
     def read(self, batch: Any) -> ReplayBatch:
-        return super().read(batch)._replace(weight=whole(batch["weights"]))
+        return super().read(batch)._replace(weight=drop_unit_axis(batch["weights"]))
 
     def priority(self, values: Array) -> Array:
         return values
@@ -173,7 +173,7 @@ class AgileRlNStep(AgileRlReplay):
 
 
 def adapter() -> Adapter:
-    """AgileRL."""
+    """Return the adapter of AgileRL."""
     return Adapter(
         "AgileRL",
         version("agilerl"),

@@ -101,5 +101,5 @@ class CleanRLRollout:
 
 
 def adapter() -> Adapter:
-    """The pattern, with torch's version."""
+    """Return the adapter of the pattern; its version is torch's."""
     return Adapter("CleanRL pattern", f"torch {torch.__version__}", gae=CleanRLGae, rollout=CleanRLRollout)

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# (Where the library is missing, pyright takes this file for it.)
+# If the library is missing, pyright resolves its name to this file.
 """cpprb: `ReplayBuffer` and `PrioritizedReplayBuffer`.
 
-Fields are declared, so `done` is ours to define: it is `terminated`. It draws numpy arrays and holds its own where
-Python does not see them. n-step transitions are made when they are written. Memory is saved by `next_of` and
-`stack_compress`, which want steps of one environment in order and to be told where episodes end.
+Fields are declared, so `done` is ours to define: it is `terminated`. It draws numpy arrays; Python cannot see the
+size of its own arrays. n-step transitions are made when they are written. Memory is saved by `next_of` and
+`stack_compress`, which need steps of one environment in order and the ends of episodes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from relive_conformance.adapters.off_policy import (
     ReplayBatch,
     ReplayShape,
     Transitions,
-    missed,
-    whole,
+    drop_unit_axis,
+    goal_reward,
 )
 from relive_conformance.adapters.protocol import Adapter, Array
 
@@ -77,15 +77,15 @@ class CpprbReplay:
 
     def read(self, batch: Any) -> ReplayBatch:
         obs, action, reward, done, next_obs = (batch[name].numpy() for name in _LEARNED)
-        return ReplayBatch(obs, action, whole(reward), whole(done), next_obs)
+        return ReplayBatch(obs, action, drop_unit_axis(reward), drop_unit_axis(done), next_obs)
 
     @property
     def stored(self) -> int:
         return self._buffer.get_stored_size()
 
 
-class _ToldOfEnds(CpprbReplay):
-    """Steps of one environment, one at a time, and where its episodes end."""
+class _EpisodeReplay(CpprbReplay):
+    """Stores single steps of one environment and reports the ends of episodes."""
 
     def prepare(self, step: Transitions) -> Any:
         return super().prepare(step), bool(step.ended[0])
@@ -97,7 +97,7 @@ class _ToldOfEnds(CpprbReplay):
             self._buffer.on_episode_end()
 
 
-class CpprbSavingReplay(_ToldOfEnds):
+class CpprbSavingReplay(_EpisodeReplay):
     """`next_of="obs"`, and for images `stack_compress="obs"`."""
 
     def _make(self, shape: ReplayShape) -> Any:
@@ -179,7 +179,7 @@ class CpprbNStep(CpprbReplay):
         return read._replace(terminated=read.terminated > 0)
 
 
-class CpprbPlainNStep(_ToldOfEnds):
+class CpprbPlainNStep(_EpisodeReplay):
     """`Nstep` with cpprb's own `done` and explicit ends of episodes."""
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
@@ -199,7 +199,7 @@ class CpprbHindsight:
             capacity * (5 if strategy == "future" else 2),
             fields,
             max_episode_len=8,
-            reward_func=lambda state, action, goal: missed(state, goal),
+            reward_func=lambda state, action, goal: goal_reward(state, goal),
             strategy=strategy,
             prioritized=False,
         )
@@ -211,11 +211,11 @@ class CpprbHindsight:
 
     def sample(self, batch_size: int) -> GoalBatch:
         batch = self._buffer.sample(batch_size)
-        return GoalBatch(*(whole(batch[name]) for name in ("obs", "goal", "next_obs", "rew")))
+        return GoalBatch(*(drop_unit_axis(batch[name]) for name in ("obs", "goal", "next_obs", "rew")))
 
 
 def adapter() -> Adapter:
-    """cpprb."""
+    """Return the adapter of cpprb."""
     return Adapter(
         "cpprb",
         version("cpprb"),

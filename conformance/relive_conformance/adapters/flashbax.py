@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# (Where the library is missing, pyright takes this file for it.)
+# If the library is missing, pyright resolves its name to this file.
 """flashbax: item, prioritised item and trajectory buffers, on the CPU.
 
 Buffers are pure functions over a state, and each draw takes a key. The size of a batch is fixed when a buffer is
@@ -84,7 +84,7 @@ class FlashbaxReplay:
         self._added += len(prepared["reward"])
 
     at_once = 1000
-    """Rows that `fill` adds in one call; each size is compiled once."""
+    """Number of rows that `fill` adds per call; each number is compiled once."""
 
     def fill(self, block: Transitions) -> None:
         whole = len(block) - len(block) % self.at_once
@@ -131,7 +131,7 @@ class FlashbaxPrioritized(FlashbaxReplay):
 
 
 class FlashbaxSequence(FlashbaxReplay):
-    """`make_trajectory_buffer`: runs along the axis of time of one environment."""
+    """`make_trajectory_buffer`: sequences of consecutive steps of one environment."""
 
     at_once = 1
     crosses_episodes = "sequences are documented as runs along the time axis; ends of episodes are not its subject"
@@ -151,7 +151,7 @@ class FlashbaxSequence(FlashbaxReplay):
 
 
 def adapter() -> Adapter:
-    """flashbax."""
+    """Return the adapter of flashbax."""
     return Adapter(
         "flashbax",
         version("flashbax"),

@@ -15,11 +15,11 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 ALPHA, BETA = 0.6, 0.4
-"""The exponents of every prioritized buffer."""
+"""Exponents of every prioritized buffer."""
 
 
 class NotOffered(Exception):
-    """The library has no such operation, or not for this shape, or documents a different meaning."""
+    """Raised if a library lacks an operation, lacks it for this shape, or documents another meaning of it."""
 
 
 class ReplayShape(NamedTuple):
@@ -88,7 +88,7 @@ class Replay(Protocol):
     """
 
     def prepare(self, step: Transitions) -> Any:
-        """The argument of `add` for a step, in the library's preferred form."""
+        """Return the argument of `add` for a step, in the library's preferred form."""
         ...
 
     def add(self, prepared: Any) -> None:
@@ -103,11 +103,11 @@ class Replay(Protocol):
         ...
 
     def sample(self, batch_size: int) -> Any:
-        """A batch of torch tensors, in the library's own container."""
+        """Return a batch of torch tensors, in the library's own container."""
         ...
 
     def read(self, batch: Any) -> ReplayBatch:
-        """A batch as arrays under our names."""
+        """Return a batch as arrays under our names."""
         ...
 
     @property
@@ -133,7 +133,7 @@ class PrioritizedReplay(Replay, Protocol):
         ...
 
     def handles(self, batch: Any) -> Array:
-        """The library's identifiers [B] of the drawn transitions, for setting their priorities."""
+        """Return the library's identifiers [B] of the drawn transitions, for setting their priorities."""
         ...
 
     def set_priority(self, handles: Array, priority: Array) -> None:
@@ -181,7 +181,7 @@ class GoalBatch(NamedTuple):
 
 
 class GoalReplay(Protocol):
-    """A replay buffer that replaces goals; its reward is `missed`."""
+    """A replay buffer that replaces goals; its reward is `goal_reward`."""
 
     def add(self, step: GoalStep) -> None:
         """Store one step of the only environment."""
@@ -192,8 +192,8 @@ class GoalReplay(Protocol):
         ...
 
 
-def missed(at: Array, goal: Array) -> Array:
-    """The reward of goal tasks: 0 where the goal is reached, −1 elsewhere."""
+def goal_reward(at: Array, goal: Array) -> Array:
+    """Return the reward of goal tasks: 0 at the goal, −1 elsewhere."""
     return np.where(np.asarray(at) == np.asarray(goal), 0.0, -1.0).astype(np.float32)
 
 
@@ -214,6 +214,6 @@ class StepReplay(Protocol):
         ...
 
 
-def whole(array: Any) -> Array:
-    """A tensor or array [B, 1] or [B] as an array [B]: several libraries keep an axis for scalars."""
+def drop_unit_axis(array: Any) -> Array:
+    """Return a tensor or array [B, 1] or [B] as an array [B]; several libraries store scalars as [B, 1]."""
     return np.asarray(array).reshape(len(array))

@@ -71,7 +71,7 @@ class Trajectory:
         return self.next_value[-1]
 
     def reward_with_truncation_folded_in(self, gamma: float) -> Array:
-        """[T, N] r + γ V(next) at truncated steps: how libraries without a next value bootstrap them.
+        """Return rewards [T, N] with γ V(next) added at truncated steps, for libraries without a next value.
 
         The newest step is treated like any other truncated step, because its episode has ended.
         """
@@ -94,11 +94,11 @@ class Gae(Protocol):
     """A stand-alone advantage estimator, in the library's fastest form."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
-        """A call without arguments that computes advantages and returns in the library's own layout."""
+        """Return a call without arguments that computes advantages and returns in the library's own layout."""
         ...
 
     def read(self, output: Any) -> tuple[Array, Array]:
-        """(advantage, return), both [T, N], of the prepared call's result."""
+        """Return (advantage, return), both [T, N], from the result of the prepared call."""
         ...
 
 
@@ -109,11 +109,11 @@ class Epoch(Protocol):
     """Whether the library itself normalises advantages to mean 0 and standard deviation 1."""
 
     def minibatches(self, batch_size: int) -> Iterable[Any]:
-        """One epoch: each row once, shuffled, in the library's own kind of batch."""
+        """Yield one epoch in the library's own batches: each row once, shuffled."""
         ...
 
     def read(self, batch: Any) -> Batch:
-        """The tensors of a batch under our names."""
+        """Return the tensors of a batch under our names."""
         ...
 
 
@@ -121,7 +121,7 @@ class Rollout(Epoch, Protocol):
     """A rollout buffer: filled step by step, then read in epochs."""
 
     def prepare(self, step: Step) -> Any:
-        """The argument of `add` for a step, in the library's preferred form."""
+        """Return the argument of `add` for a step, in the library's preferred form."""
         ...
 
     def add(self, prepared: Any) -> None:
@@ -155,11 +155,11 @@ class Recurrent(Protocol):
         ...
 
     def minibatches(self, num_steps: int) -> Iterable[Any]:
-        """One epoch of batches of about `num_steps` steps, in the library's own form."""
+        """Yield one epoch in the library's own batches of about `num_steps` steps."""
         ...
 
     def read(self, batch: Any) -> Sequences:
-        """The steps and states of a batch; the first number of an observation is its row."""
+        """Return the steps and states of a batch; the first number of an observation is its row."""
         ...
 
 

@@ -21,7 +21,7 @@ from relive_conformance.adapters.off_policy import (
     ReplayBatch,
     ReplayShape,
     Transitions,
-    missed,
+    goal_reward,
 )
 from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Sequences, Step, Trajectory
 
@@ -252,7 +252,7 @@ class OurHindsight:
 
     @staticmethod
     def _reached(at: torch.Tensor, goal: torch.Tensor, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        reward = torch.from_numpy(missed(at.numpy(), goal.numpy())).squeeze(-1)
+        reward = torch.from_numpy(goal_reward(at.numpy(), goal.numpy())).squeeze(-1)
         return reward, reward == 0
 
     def add(self, step: GoalStep) -> None:
@@ -285,7 +285,7 @@ class OurReplayOfSteps:
 
 
 def adapter() -> Adapter:
-    """relive."""
+    """Return the adapter of relive."""
     return Adapter(
         "relive",
         rl.__version__,

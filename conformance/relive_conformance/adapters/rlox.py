@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# (Where the library is missing, pyright takes this file for it.)
+# If the library is missing, pyright resolves its name to this file.
 """rlox: `compute_gae_batched_f32`, `RolloutBatch.sample_minibatches` and three replay buffers.
 
 Rows of the estimator are env-major. Rollouts are collected only inside its own loop, which steps the environment, so
@@ -37,7 +37,7 @@ _LEARNED = ("obs", "actions", "rewards", "terminated", "next_obs")
 
 
 def _env_major(array: Array) -> Array:
-    """[T, N] → float32 [N·T], contiguous."""
+    """Flatten [T, N] to contiguous float32 [N·T]."""
     return np.ascontiguousarray(array.T, dtype=np.float32).reshape(-1)
 
 
@@ -232,7 +232,7 @@ class RloxCollected:
 
 
 class _Played:
-    """Environment and policy at once."""
+    """The environment and the policy."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         self._trajectory, self._t = trajectory, 0
@@ -261,7 +261,7 @@ class _Played:
 
 
 def adapter() -> Adapter:
-    """rlox."""
+    """Return the adapter of rlox."""
     return Adapter(
         "rlox",
         version("rlox"),

@@ -58,7 +58,7 @@ class RslRlRecurrent:
 
 
 class RslRlGae:
-    """`PPO.compute_returns` over a filled storage, with a critic that says the last value."""
+    """`PPO.compute_returns` of a filled storage, with a critic that returns the last value."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         if trajectory.truncated.any():
@@ -88,7 +88,7 @@ class RslRlGae:
 
 
 class _Critic:
-    """A critic that has made up its mind."""
+    """A critic that returns a constant."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self._value = value
@@ -104,5 +104,5 @@ class _Critic:
 
 
 def adapter() -> Adapter:
-    """rsl_rl."""
+    """Return the adapter of rsl_rl."""
     return Adapter("rsl_rl", version("rsl-rl-lib"), gae=RslRlGae, recurrent=RslRlRecurrent)

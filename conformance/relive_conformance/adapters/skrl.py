@@ -21,7 +21,7 @@ import torch
 from skrl.agents.torch.ppo.ppo import compute_gae
 from skrl.memories.torch import RandomMemory
 
-from relive_conformance.adapters.off_policy import ReplayBatch, ReplayShape, Transitions, whole
+from relive_conformance.adapters.off_policy import ReplayBatch, ReplayShape, Transitions, drop_unit_axis
 from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
 _FIELDS = ["observations", "actions", "rewards", "terminated", "truncated", "next_observations"]
@@ -30,7 +30,7 @@ _READ = ["observations", "actions", "values", "log_prob", "advantages", "returns
 
 
 def _column(array: Array) -> torch.Tensor:
-    """[…] → […, 1]: skrl keeps an axis of length 1 for scalars."""
+    """Append an axis of length 1, as skrl stores scalars."""
     return torch.from_numpy(array).unsqueeze(-1)
 
 
@@ -114,7 +114,7 @@ class SkrlRollout:
 
 
 class SkrlReplay:
-    """`RandomMemory(replacement=True)`, a tensor a field."""
+    """`RandomMemory(replacement=True)`, with a tensor per field."""
 
     draws_from = "draws come from torch's global generator, which set_seed seeds"
     replacement = True
@@ -166,7 +166,7 @@ class SkrlReplay:
     def read(self, batch: Any) -> ReplayBatch:
         obs, action, reward, terminated, next_obs = batch
         obs, next_obs = (leaf.numpy().reshape(-1, *self._shape.obs) for leaf in (obs, next_obs))
-        return ReplayBatch(obs, action.numpy(), whole(reward), whole(terminated), next_obs)
+        return ReplayBatch(obs, action.numpy(), drop_unit_axis(reward), drop_unit_axis(terminated), next_obs)
 
     @property
     def stored(self) -> int:
@@ -178,7 +178,7 @@ class SkrlReplay:
 
 
 class SkrlReplayWithoutReplacement(SkrlReplay):
-    """The same memory with its default."""
+    """The same memory without replacement, its default."""
 
     fewer_is_documented = "without replacement a batch has at most as many rows as are stored"
     replacement = False
@@ -202,7 +202,7 @@ class SkrlSequence(SkrlReplay):
 
 
 def adapter() -> Adapter:
-    """skrl."""
+    """Return the adapter of skrl."""
     unchecked = "documented: no check is performed for the compatibility of shapes"
     return Adapter(
         "skrl",

@@ -26,8 +26,8 @@ from relive_conformance.adapters.off_policy import (
     ReplayBatch,
     ReplayShape,
     Transitions,
-    missed,
-    whole,
+    drop_unit_axis,
+    goal_reward,
 )
 from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
@@ -148,10 +148,10 @@ class SB3Replay:
         return ReplayBatch(
             obs=batch.observations.numpy(),
             action=batch.actions.numpy(),
-            reward=whole(batch.rewards),
-            terminated=whole(batch.dones),
+            reward=drop_unit_axis(batch.rewards),
+            terminated=drop_unit_axis(batch.dones),
             next_obs=batch.next_observations.numpy(),
-            discount=None if batch.discounts is None else whole(batch.discounts),
+            discount=None if batch.discounts is None else drop_unit_axis(batch.discounts),
         )
 
     @property
@@ -194,7 +194,7 @@ class _Rewards:
     """The only method that `HerReplayBuffer` calls on an environment."""
 
     def env_method(self, name: str, achieved: Array, goal: Array, infos: Any, indices: Any = None) -> list[Array]:
-        return [missed(achieved, goal).reshape(-1)]
+        return [goal_reward(achieved, goal).reshape(-1)]
 
 
 class SB3Hindsight:
@@ -221,7 +221,7 @@ class SB3Hindsight:
         batch = self._buffer.sample(batch_size)
         obs, next_obs = batch.observations, batch.next_observations
         columns = obs["achieved_goal"], obs["desired_goal"], next_obs["achieved_goal"], batch.rewards
-        return GoalBatch(*(whole(column) for column in columns))
+        return GoalBatch(*(drop_unit_axis(column) for column in columns))
 
 
 def _goal(at: float, goal: float) -> list[tuple[str, float]]:
@@ -229,7 +229,7 @@ def _goal(at: float, goal: float) -> list[tuple[str, float]]:
 
 
 def adapter() -> Adapter:
-    """Stable-Baselines3."""
+    """Return the adapter of Stable-Baselines3."""
     return Adapter(
         "Stable-Baselines3",
         version("stable_baselines3"),

@@ -2,8 +2,8 @@
 """Tianshou: its replay buffers, `compute_episodic_return`, `compute_nstep_return` and `Batch.split`.
 
 Rows are env-major: all steps of environment 0, then all of environment 1. It asks for the values of all next states,
-multiplies terminated ones by zero, and cuts the chain where an episode ended or a sub-buffer's newest row lies.
-Values and log-probabilities are usually computed again before an update; here they travel under its `policy` key.
+multiplies terminated ones by zero, and cuts the chain at episode ends and at the newest row of each sub-buffer.
+Values and log-probabilities are usually computed again before an update; here they are stored under its `policy` key.
 
 It draws numpy arrays and keeps rewards as float64. Memory is saved by not storing the next observation, which at a
 truncated step gives the observation itself, and by storing only the newest frame, stacked on the first axis.
@@ -30,14 +30,14 @@ from relive_conformance.adapters.off_policy import (
     ReplayBatch,
     ReplayShape,
     Transitions,
-    missed,
-    whole,
+    drop_unit_axis,
+    goal_reward,
 )
 from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
 
 def _env_major(array: Array) -> Array:
-    """[T, N] → [N·T], contiguous."""
+    """Flatten [T, N] to contiguous [N·T]."""
     return np.ascontiguousarray(array.T).reshape(-1)
 
 
@@ -49,7 +49,7 @@ class TianshouGae:
         reward, value = _env_major(trajectory.reward), _env_major(trajectory.value)
         next_value = _env_major(trajectory.next_value * ~trajectory.terminated)
         ended = trajectory.ended.copy()
-        ended[-1] = True  # the scan runs through all environments in one go
+        ended[-1] = True  # one scan runs over all environments
         end = _env_major(ended)
 
         def call() -> tuple[Array, Array]:
@@ -222,7 +222,7 @@ class TianshouSavingReplay(TianshouReplay):
 
 
 class TianshouStackedReplay(TianshouSavingReplay):
-    """The same, drawing only rows whose stack is still there."""
+    """The same, but draws only rows with a complete stack."""
 
     def _make(self, shape: ReplayShape) -> Any:
         frames = {"save_only_last_obs": True, "stack_num": shape.obs[-1], "sample_avail": True}
@@ -274,7 +274,7 @@ class TianshouNStep(TianshouReplay):
         return [obs, action, rewards, terminated, next_obs]
 
     def _summed(self, batch: Any, index: Array, value: float) -> tuple[torch.Tensor, Any]:
-        """The return if every state has this value, and the last steps of the windows."""
+        """Compute returns with the same value for every state; return them and the last steps of the windows."""
         last: list[Any] = []
 
         def target_q(buffer: ReplayBuffer, after: Array) -> torch.Tensor:
@@ -309,7 +309,7 @@ class TianshouHindsight:
         if strategy != "future":
             raise NotOffered
         self._buffer: Any = HERReplayBuffer(
-            capacity, compute_reward_fn=lambda a, g: missed(a, g).reshape(-1), horizon=8
+            capacity, compute_reward_fn=lambda a, g: goal_reward(a, g).reshape(-1), horizon=8
         )
 
     def add(self, step: GoalStep) -> None:
@@ -323,11 +323,11 @@ class TianshouHindsight:
     def sample(self, batch_size: int) -> GoalBatch:
         batch, _ = self._buffer.sample(batch_size)
         columns = batch.obs.achieved_goal, batch.obs.desired_goal, batch.obs_next.achieved_goal, batch.rew
-        return GoalBatch(*(whole(column) for column in columns))
+        return GoalBatch(*(drop_unit_axis(column) for column in columns))
 
 
 def adapter() -> Adapter:
-    """Tianshou."""
+    """Return the adapter of Tianshou."""
     return Adapter(
         "Tianshou",
         version("tianshou"),

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# (Where the library is missing, pyright takes this file for it.)
+# If the library is missing, pyright resolves its name to this file.
 """TorchRL: `TensorDictReplayBuffer` with its samplers and transforms, and `generalized_advantage_estimate`.
 
 Transitions are TensorDicts whose consequences are under "next", scalars with an axis of length 1. Rows of several
@@ -39,8 +39,8 @@ from relive_conformance.adapters.off_policy import (
     ReplayBatch,
     ReplayShape,
     Transitions,
-    missed,
-    whole,
+    drop_unit_axis,
+    goal_reward,
 )
 from relive_conformance.adapters.protocol import Adapter, Array, Trajectory
 
@@ -113,8 +113,8 @@ class TorchRlReplay:
         return ReplayBatch(
             obs=batch["observation"].numpy(),
             action=batch["action"].numpy(),
-            reward=whole(after["reward"]),
-            terminated=whole(after["terminated"]),
+            reward=drop_unit_axis(after["reward"]),
+            terminated=drop_unit_axis(after["terminated"]),
             next_obs=after["observation"].numpy(),
         )
 
@@ -157,7 +157,7 @@ class TorchRlPrioritized(TorchRlReplay):
         return PrioritizedSampler(shape.capacity, ALPHA, BETA)
 
     def read(self, batch: Any) -> ReplayBatch:
-        return super().read(batch)._replace(weight=whole(batch["priority_weight"]))
+        return super().read(batch)._replace(weight=drop_unit_axis(batch["priority_weight"]))
 
     def priority(self, values: Array) -> torch.Tensor:
         return torch.from_numpy(values).float()
@@ -184,7 +184,7 @@ class TorchRlNStep(TorchRlReplay):
         super().__init__(shape, transform=MultiStepTransform(n_steps=n, gamma=gamma))
 
     def read(self, batch: Any) -> ReplayBatch:
-        return super().read(batch)._replace(discount=whole(batch["gamma"]))
+        return super().read(batch)._replace(discount=drop_unit_axis(batch["gamma"]))
 
 
 class TorchRlSequence(TorchRlReplay):
@@ -249,7 +249,7 @@ class TorchRlHindsight:
 
     def __init__(self, capacity: int, strategy: str) -> None:
         self._buffer = HERReplayBuffer(
-            lambda batch: torch.from_numpy(missed(batch["next", "achieved_goal"], batch["desired_goal"])),
+            lambda batch: torch.from_numpy(goal_reward(batch["next", "achieved_goal"], batch["desired_goal"])),
             strategy=strategy,
             achieved_goal_key=("next", "achieved_goal"),
             storage=LazyTensorStorage(capacity),
@@ -269,11 +269,11 @@ class TorchRlHindsight:
     def sample(self, batch_size: int) -> GoalBatch:
         batch = self._buffer.sample(batch_size)
         columns = batch["achieved_goal"], batch["desired_goal"], batch["next", "achieved_goal"], batch["next", "reward"]
-        return GoalBatch(*(whole(column) for column in columns))
+        return GoalBatch(*(drop_unit_axis(column) for column in columns))
 
 
 def adapter() -> Adapter:
-    """TorchRL. Without its native part it does not count as installed: prioritized sampling would be missing."""
+    """Return the adapter of TorchRL. Without its native part, which prioritized sampling needs, it is missing."""
     try:
         PrioritizedSampler(1, ALPHA, BETA)
     except RuntimeError as error:

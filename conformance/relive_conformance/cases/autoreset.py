@@ -14,7 +14,7 @@ SCRIPTS: list[Script] = [((3, "truncated"), (2, "terminated")), ((5, "both"),)]
 STEPS = 12
 
 
-def every_mode_gives_the_same_transitions(adapter: Adapter) -> None:
+def check_every_mode(adapter: Adapter) -> None:
     make = require(adapter.from_env, "way to be given a vector environment's step")
     for mode in AutoresetMode:
         envs = vector(SCRIPTS, mode)
@@ -42,7 +42,7 @@ def every_mode_gives_the_same_transitions(adapter: Adapter) -> None:
 
 
 def _count(script: Script, mode: AutoresetMode) -> int:
-    """The number of steps that are transitions: under NEXT_STEP every end before the last step costs one."""
+    """Return the number of transitions: under NEXT_STEP each end before the last step is followed by a reset step."""
     if mode is not AutoresetMode.NEXT_STEP:
         return STEPS
     is_transition: list[bool] = []
@@ -57,6 +57,6 @@ CASES = (
         "one meaning for every autoreset",
         "One scripted environment under NEXT_STEP, SAME_STEP and DISABLED autoreset.",
         "identical transitions, no reset row, the true final observation",
-        every_mode_gives_the_same_transitions,
+        check_every_mode,
     ),
 )

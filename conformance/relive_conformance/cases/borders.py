@@ -15,7 +15,7 @@ from relive_conformance.probe import Probe, require
 from relive_conformance.scenario import Scenario, play, same_transitions
 
 
-def copies(adapter: Adapter) -> None:
+def check_copies(adapter: Adapter) -> None:
     scenario = play([(5, "open")])
     probe = Probe(require(adapter.replay, "replay buffer")(scenario.shape(8)))
     steps = list(scenario.steps())
@@ -49,7 +49,7 @@ def _image(x: Any, reward: type = np.float32) -> Transitions:
     )
 
 
-def dtypes(adapter: Adapter) -> None:
+def check_dtypes(adapter: Adapter) -> None:
     probe = Probe(require(adapter.replay, "replay buffer")(IMAGES))
     for x in (200, 201, 202):
         probe.add(_image(np.uint8(x), np.float64))
@@ -77,7 +77,7 @@ WRONG_SHAPES = {
 }
 
 
-def shapes(adapter: Adapter) -> None:
+def check_shapes(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
     for what, misshape in WRONG_SHAPES.items():
         probe = Probe(make(EIGHT.shape(4))).add_all(EIGHT.steps(0, 1))
@@ -89,7 +89,7 @@ def shapes(adapter: Adapter) -> None:
         raise Differs(f"{what} to be refused", f"accepted: {probe.stored} rows stored")
 
 
-def nothing_happened(adapter: Adapter) -> None:
+def check_unchanged_after_refusals(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
     scenario, refused = play([(12, "open")]), 0
     for field in ("obs", "action", "reward", "next_obs"):
@@ -126,14 +126,14 @@ CASES = (
         "inputs and batches copied",
         "Arrays that are changed after they were added, and batches that the caller changes.",
         "the buffer is unchanged",
-        copies,
+        check_copies,
     ),
     Case(
         "T22",
         "dtypes kept or refused",
         "uint8 observations, float64 rewards, and a float into an integer field.",
         "uint8 comes out as uint8, rewards are accepted, the float is refused",
-        dtypes,
+        check_dtypes,
         misuse=True,
     ),
     Case(
@@ -141,7 +141,7 @@ CASES = (
         "no silent broadcast",
         "Shapes that could be broadcast: one environment's row or a number where eight are expected.",
         "refused",
-        shapes,
+        check_shapes,
         misuse=True,
     ),
     Case(
@@ -149,7 +149,7 @@ CASES = (
         "failed add undone",
         "An add that raises, because one field has the wrong shape.",
         "size, contents and the position of the next row are unchanged",
-        nothing_happened,
+        check_unchanged_after_refusals,
         misuse=True,
     ),
 )

@@ -20,7 +20,7 @@ from relive_conformance.scenario import Scenario, play
 CAPACITY = 40
 
 
-def in_proportion(adapter: Adapter) -> None:
+def check_proportions(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
     for pushed, when in ((30, "30 rows in a ring of 40"), (70, "70 rows in a ring of 40")):
         scenario = play([(pushed, "open")])
@@ -51,7 +51,7 @@ def _check_uniform(probe: Probe, scenario: Scenario, when: str) -> None:
     check_share(counts, np.full(stored, 1 / stored), when)
 
 
-def the_seed_decides(adapter: Adapter) -> None:
+def check_seeds(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
     scenario = play([(64, "open")])
 
@@ -76,7 +76,7 @@ def _global_states() -> tuple[bytes, ...]:
     return (*(state.encode() for state in states), torch.get_rng_state().numpy().tobytes())
 
 
-def too_little_data(adapter: Adapter) -> None:
+def check_too_little_data(adapter: Adapter) -> None:
     scenario = play([(3, "open")])
     make = require(adapter.replay, "replay buffer")
     try:
@@ -102,21 +102,21 @@ CASES = (
         "draws in proportion",
         "χ² of uniform and of prioritized draws, before and after the ring wrapped, and after a load.",
         "the frequency of each row matches its probability",
-        in_proportion,
+        check_proportions,
     ),
     Case(
         "T20",
         "seeded draws",
         "Draws of two buffers with the same seed, with different seeds, and without a seed.",
         "the seed determines the draws; without one they differ; global generators are untouched",
-        the_seed_decides,
+        check_seeds,
     ),
     Case(
         "T23",
         "too little data refused",
         "Sampling an empty buffer; sampling 8 rows of 1 without replacement.",
         "an error",
-        too_little_data,
+        check_too_little_data,
         misuse=True,
     ),
 )

@@ -7,11 +7,11 @@ import numpy as np
 from relive_conformance.adapters.off_policy import Array, NotOffered
 from relive_conformance.adapters.protocol import Adapter, Gae, Trajectory
 from relive_conformance.case import Case
-from relive_conformance.outcome import same
+from relive_conformance.outcome import expect_equal
 
 
 def column(numbers: list[float], dtype: type = np.float32) -> Array:
-    """Numbers [T] of one environment as [T, 1]."""
+    """Reshape numbers [T] of one environment to [T, 1]."""
     return np.array(numbers, dtype)[:, None]
 
 
@@ -32,7 +32,7 @@ CUT_OFF = Trajectory(
 
 
 def estimators(adapter: Adapter) -> list[type[Gae]]:
-    """The library's estimators of advantages, each with its name."""
+    """Return the library's estimators of advantages by name."""
     available = [estimator for estimator in (adapter.gae, adapter.collected) if estimator is not None]
     if not available:
         raise NotOffered("no advantage estimator")
@@ -40,19 +40,19 @@ def estimators(adapter: Adapter) -> list[type[Gae]]:
 
 
 def returns(estimator: type[Gae], trajectory: Trajectory, *, gamma: float = 1.0, lam: float = 1.0) -> Array:
-    """The returns [T, N] of one estimator."""
+    """Return the returns [T, N] of one estimator."""
     instance = estimator()
     return instance.read(instance.prepare(trajectory, gamma=gamma, lam=lam)())[1]
 
 
-def an_end_inside(adapter: Adapter) -> None:
+def check_ends(adapter: Adapter) -> None:
     for estimator in estimators(adapter):
-        same("returns", returns(estimator, INSIDE), column([2, 1, 1]), 1e-5)
+        expect_equal("returns", returns(estimator, INSIDE), column([2, 1, 1]), 1e-5)
 
 
-def a_truncation_inside(adapter: Adapter) -> None:
+def check_truncations(adapter: Adapter) -> None:
     for estimator in estimators(adapter):
-        same("returns", returns(estimator, CUT_OFF), column([7, 6, 1]), 1e-5)
+        expect_equal("returns", returns(estimator, CUT_OFF), column([7, 6, 1]), 1e-5)
 
 
 CASES = (
@@ -61,13 +61,13 @@ CASES = (
         "an end inside a rollout",
         "GAE with an episode's end inside: reward [1, 1, 1], value [0, 0, 10], terminated after step 1, γ = λ = 1.",
         "returns [2, 1, 1]",
-        an_end_inside,
+        check_ends,
     ),
     Case(
         "T2",
         "time limit bootstraps",
         "The same with a truncation whose final observation has the value 5: bootstrapped, and the chain is cut.",
         "returns [7, 6, 1]",
-        a_truncation_inside,
+        check_truncations,
     ),
 )

@@ -17,7 +17,7 @@ CAPACITY = 24
 
 
 def _stacks(frames: Array) -> Array:
-    """Stacks [L + 1, H, W, STACK] of frames [L + 1, H, W], the newest last; the first frame pads an episode's start."""
+    """Stack frames [L + 1, H, W] to [L + 1, H, W, STACK], the newest last; the first frame pads the start."""
     padded = np.concatenate([np.repeat(frames[:1], STACK - 1, 0), frames])
     return np.stack([padded[k : k + len(frames)] for k in range(STACK)], -1)
 
@@ -33,7 +33,7 @@ def _scenario() -> Scenario:
     return Scenario([Transitions(*(np.concatenate(column) for column in zip(*parts, strict=True)))])
 
 
-def rebuilt(adapter: Adapter) -> None:
+def check_stacks(adapter: Adapter) -> None:
     make, scenario = require(adapter.stacked, "stacks that are kept as single frames"), _scenario()
     probe = Probe(make(scenario.shape(CAPACITY)))
     place = {
@@ -64,6 +64,6 @@ CASES = (
         "frame stacks rebuilt",
         "Frame stacks rebuilt from single frames, across starts of episodes and the ring's seam.",
         "the stacks that the environment returned",
-        rebuilt,
+        check_stacks,
     ),
 )

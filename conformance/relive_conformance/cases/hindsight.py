@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from relive_conformance.adapters.off_policy import GoalReplay, GoalStep, NotOffered, missed
+from relive_conformance.adapters.off_policy import GoalReplay, GoalStep, NotOffered, goal_reward
 from relive_conformance.adapters.protocol import Adapter
 from relive_conformance.case import Case
-from relive_conformance.outcome import expect, same
+from relive_conformance.outcome import expect, expect_equal
 from relive_conformance.probe import require
 
 LENGTHS = (6, 4, 7, 5, 6)
@@ -16,7 +16,7 @@ CAPACITY = 16
 UNREACHED = -1.0
 
 
-def goals(adapter: Adapter) -> None:
+def check_goals(adapter: Adapter) -> None:
     make = require(adapter.hindsight, "hindsight goals")
     tried = 0
     for strategy in ("future", "final"):
@@ -39,11 +39,11 @@ def _check(replay: GoalReplay, strategy: str) -> None:
     for _ in range(40):
         batch = replay.sample(16)
         for i, (at, goal, next_at) in enumerate(zip(batch.at, batch.goal, batch.next_at, strict=True)):
-            same(f"next state of {at:g}", next_at, at + 1)
-            reached = float(missed(next_at, goal))
-            same(f"reward at {at:g} for the goal {goal:g}", batch.reward[i], reached)
+            expect_equal(f"next state of {at:g}", next_at, at + 1)
+            reached = float(goal_reward(next_at, goal))
+            expect_equal(f"reward at {at:g} for the goal {goal:g}", batch.reward[i], reached)
             if batch.terminated is not None:
-                same(f"terminated at {at:g} for the goal {goal:g}", bool(batch.terminated[i]), reached == 0.0)
+                expect_equal(f"terminated at {at:g} for the goal {goal:g}", bool(batch.terminated[i]), reached == 0.0)
             if goal == UNREACHED:
                 continue
             exchanged += 1
@@ -60,6 +60,6 @@ CASES = (
         "hindsight goals",
         "Hindsight goals of episodes that wrap around the ring, strategies future and final.",
         "only goals of the same episode; the final goal is achieved after its last step; rewards are recomputed",
-        goals,
+        check_goals,
     ),
 )

@@ -10,7 +10,7 @@ import numpy as np
 from relive_conformance.adapters.off_policy import ALPHA, BETA, Array, PrioritizedReplay, ReplayShape
 from relive_conformance.adapters.protocol import Adapter
 from relive_conformance.case import Case
-from relive_conformance.outcome import Differs, expect, figures, same
+from relive_conformance.outcome import Differs, expect, expect_equal, figures
 from relive_conformance.probe import Probe, require
 from relive_conformance.scenario import Scenario, play
 
@@ -56,11 +56,13 @@ class Ranked:
             expect(batch.weight is not None, "weights in the batch", "no weights")
             weight = np.asarray(batch.weight, np.float64)
             expected = (priority[rows] / priority[rows].min()) ** (-ALPHA * BETA)
-            same(f"weights of {what}, as parts of the largest", weight / weight.max(), expected, _WEIGHT_TOLERANCE)
+            expect_equal(
+                f"weights of {what}, as parts of the largest", weight / weight.max(), expected, _WEIGHT_TOLERANCE
+            )
             expect(weight.max() <= 1 + 1e-5, "weights of at most 1", figures(weight.max()))
 
 
-def weights(adapter: Adapter) -> None:
+def check_weights(adapter: Adapter) -> None:
     make = require(adapter.prioritized, "prioritized buffer")
     priority = np.array([1.0, 2.0, 4.0, 8.0])
     for scale in (1.0, 1e6):
@@ -70,13 +72,15 @@ def weights(adapter: Adapter) -> None:
     ranked = Ranked(make, 4)
     ranked.set([0, 1, 2, 3], np.array([1e-9, 1.0, 1.0, 1.0]))
     ranked.set([0], np.array([1.0]))
-    same("weights of equal priorities, one of which was tiny", ranked.counts(200)[1], np.ones(4), _WEIGHT_TOLERANCE)
+    expect_equal(
+        "weights of equal priorities, one of which was tiny", ranked.counts(200)[1], np.ones(4), _WEIGHT_TOLERANCE
+    )
 
 
 WRONG = (float("nan"), float("inf"), float("-inf"), -1.0)
 
 
-def no_priorities(adapter: Adapter) -> None:
+def check_invalid_priorities(adapter: Adapter) -> None:
     make = require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer")
     priority = np.array([1.0, 2.0, 4.0, 8.0])
     for wrong in WRONG:
@@ -110,7 +114,7 @@ def _zeros(make: Callable[[ReplayShape], PrioritizedReplay]) -> None:
     expect(set(rows) <= {1, 3}, "only rows 1 and 3 drawn of priorities [0, 1, 0, 0.001]", f"rows {rows}")
 
 
-def after_a_million_updates(adapter: Adapter) -> None:
+def check_a_million_updates(adapter: Adapter) -> None:
     make = require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer")
     size, random = 256, np.random.default_rng(0)
     ranked = Ranked(make, size)
@@ -119,7 +123,7 @@ def after_a_million_updates(adapter: Adapter) -> None:
     ranked.set(np.arange(size), np.full(size, 1e-2))
     counts, weight = ranked.counts(100 * size)
     check_share(counts, np.full(size, 1 / size), f"{UPDATES:,} updates from 1e-8 to 1e8 and then equal priorities")
-    same("weights of equal priorities", weight, np.ones(size), _WEIGHT_TOLERANCE)
+    expect_equal("weights of equal priorities", weight, np.ones(size), _WEIGHT_TOLERANCE)
     priority = random.uniform(0.5, 2, size)
     ranked.set(np.arange(size), priority)
     share = priority**ALPHA / (priority**ALPHA).sum()
@@ -134,7 +138,7 @@ def check_share(counts: Array, share: Array, what: str) -> None:
     expect(chi2 < bound, f"χ² below {bound:.0f} for {len(share)} rows after {what}", f"{chi2:.0f}")
 
 
-def the_last_of_duplicates(adapter: Adapter) -> None:
+def check_duplicates(adapter: Adapter) -> None:
     ranked = Ranked(require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer"), 2)
     ranked.set([0, 1, 0], np.array([1e6, 1.0, 1e-6]))
     counts = ranked.counts(400)[0]
@@ -150,12 +154,12 @@ def the_last_of_duplicates(adapter: Adapter) -> None:
     check_share(ranked.counts(100 * size)[0], np.full(size, 1 / size), what)
 
 
-def a_stale_update(adapter: Adapter) -> None:
+def check_stale_updates(adapter: Adapter) -> None:
     ranked = Ranked(require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer"), 4, more=1)
     ranked.set([0, 1, 2, 3], np.ones(4))
     ranked.probe.sample(4)
     ranked.probe.add_all(ranked.scenario.steps(4, 5))
-    with suppress(IndexError):  # refusing is as good as skipping
+    with suppress(IndexError):  # a library may refuse a stale update instead of skipping it
         ranked.set([0], np.array([1e-6]))
     counts = ranked.counts(400)[0]
     got = f"{counts[4]:.0f} times"
@@ -168,14 +172,14 @@ CASES = (
         "importance weights",
         "Importance weights of prioritized draws.",
         "p^(−αβ) up to a factor at any scale, at most 1; 1 for equal priorities, also after a tiny one was replaced",
-        weights,
+        check_weights,
     ),
     Case(
         "T9",
         "NaN priority refused",
         "Priorities NaN, ∞, −∞ and −1; and zero, where no constant is added to priorities.",
         "refused, and nothing changes; a row of priority zero is never drawn",
-        no_priorities,
+        check_invalid_priorities,
         misuse=True,
     ),
     Case(
@@ -183,20 +187,20 @@ CASES = (
         "a million priority updates",
         "A million updates with priorities from 1e-8 to 1e8.",
         "draws and weights follow the final priorities",
-        after_a_million_updates,
+        check_a_million_updates,
     ),
     Case(
         "T11",
         "duplicate priorities",
         "The same row twice in one update.",
         "the last priority counts",
-        the_last_of_duplicates,
+        check_duplicates,
     ),
     Case(
         "T12",
         "stale priority skipped",
         "A priority for a row that was overwritten since it was drawn.",
         "skipped: the new row keeps its initial priority",
-        a_stale_update,
+        check_stale_updates,
     ),
 )

@@ -13,7 +13,7 @@ from relive_conformance.adapters.off_policy import NotOffered, PrioritizedReplay
 from relive_conformance.adapters.protocol import Adapter, Trajectory
 from relive_conformance.case import Case
 from relive_conformance.cases.estimators import returns
-from relive_conformance.outcome import Differs, expect, same
+from relive_conformance.outcome import Differs, expect, expect_equal
 from relive_conformance.probe import Probe, require
 from relive_conformance.scenario import Scenario, Script, play, same_transitions, scripts
 
@@ -27,19 +27,19 @@ GAMMA = 0.5
 Maker = Callable[[ReplayShape], Any]
 
 
-def around_the_ring(adapter: Adapter) -> None:
+def check_the_seam(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
     for pushed in (CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY + 1):
         scenario = play([(pushed, "open")])
         singly = Probe(make(scenario.shape(CAPACITY))).add_all(scenario.steps())
-        _holds_the_newest(singly, scenario, pushed, "one by one")
+        _check_newest_rows(singly, scenario, pushed, "one by one")
         probe = Probe(make(scenario.shape(CAPACITY)))
         if probe.promise("extend") is not None:
             probe.verb("extend")(scenario.envs[0])
-            _holds_the_newest(probe, scenario, pushed, "in one call")
+            _check_newest_rows(probe, scenario, pushed, "in one call")
 
 
-def _holds_the_newest(probe: Probe, scenario: Scenario, pushed: int, how: str) -> None:
+def _check_newest_rows(probe: Probe, scenario: Scenario, pushed: int, how: str) -> None:
     stored_rows = set(range(max(0, pushed - CAPACITY), pushed))
     context = f"{pushed} rows given {how}"
     expect(probe.stored == len(stored_rows), f"{len(stored_rows)} stored of {context}", probe.stored)
@@ -50,18 +50,18 @@ def _holds_the_newest(probe: Probe, scenario: Scenario, pushed: int, how: str) -
     expect(drawn_rows == stored_rows, f"rows {sorted(stored_rows)} of {context}", f"rows {sorted(drawn_rows)}")
 
 
-def next_observations(adapter: Adapter) -> None:
-    tried = [_follows(adapter.replay, num_envs) for num_envs in (1, 2) if adapter.replay]
+def check_next_observations(adapter: Adapter) -> None:
+    tried = [_check_layouts(adapter.replay, num_envs) for num_envs in (1, 2) if adapter.replay]
     for option, make in adapter.replay_saving.items():
         try:
-            tried += [_follows(make, num_envs) for num_envs in (1, 2)]
+            tried += [_check_layouts(make, num_envs) for num_envs in (1, 2)]
         except Differs as difference:
             raise Differs(f"{difference.expected} with the option {option}", difference.got) from None
     if not any(tried):
         raise NotOffered("no replay buffer")
 
 
-def _follows(make: Maker, num_envs: int) -> bool:
+def _check_layouts(make: Maker, num_envs: int) -> bool:
     """Check some rows after every step of random scenarios; returns False if the library has no such buffer."""
     random = np.random.default_rng(7)
     for _ in range(SCENARIOS):
@@ -78,17 +78,17 @@ def _follows(make: Maker, num_envs: int) -> bool:
     return True
 
 
-def cleared(adapter: Adapter) -> None:
+def check_clear(adapter: Adapter) -> None:
     scenario = play([(6, "open"), (6, "open")])
-    _forgets(Probe(require(adapter.replay, "replay buffer")(scenario.shape(8))), scenario)
+    _check_forgotten_rows(Probe(require(adapter.replay, "replay buffer")(scenario.shape(8))), scenario)
     n_step = adapter.n_step_plain or adapter.n_step
     if n_step is not None:
-        _forgets(Probe(n_step(scenario.shape(8), 3, GAMMA)), scenario)
+        _check_forgotten_rows(Probe(n_step(scenario.shape(8), 3, GAMMA)), scenario)
     with suppress(NotOffered):
-        _forgets_priorities(require(adapter.prioritized, "prioritized buffer")(scenario.shape(8)), scenario)
+        _check_forgotten_priorities(require(adapter.prioritized, "prioritized buffer")(scenario.shape(8)), scenario)
 
 
-def _forgets_priorities(replay: PrioritizedReplay, scenario: Scenario) -> None:
+def _check_forgotten_priorities(replay: PrioritizedReplay, scenario: Scenario) -> None:
     probe = Probe(replay).add_all(scenario.steps(0, 6))
     probe.sample(6)
     replay.set_priority(replay.handles(probe.native), np.full(6, 9.0))
@@ -100,10 +100,10 @@ def _forgets_priorities(replay: PrioritizedReplay, scenario: Scenario) -> None:
         "rows 6 to 9, added after clear() of a prioritized buffer",
         f"rows {sorted(drawn_rows)}",
     )
-    same("weights of rows after clear()", batch.weight, np.ones(len(batch.obs)), 1e-5)
+    expect_equal("weights of rows after clear()", batch.weight, np.ones(len(batch.obs)), 1e-5)
 
 
-def _forgets(probe: Probe, scenario: Scenario) -> None:
+def _check_forgotten_rows(probe: Probe, scenario: Scenario) -> None:
     probe.add_all(scenario.steps(0, 6)).verb("clear")()
     expect(probe.stored == 0, "0 stored after clear()", probe.stored)
     probe.add_all(scenario.steps(6, 12))
@@ -120,7 +120,7 @@ NEVER_ENDS = 2
 """The environment that never ends."""
 
 
-def every_end_is_its_own(adapter: Adapter) -> None:
+def check_ends_per_environment(adapter: Adapter) -> None:
     scenario, tried = play(*ENDS), 0
     names = [field.name for field in dataclasses.fields(Trajectory)]
     if adapter.gae is not None:
@@ -130,7 +130,7 @@ def every_end_is_its_own(adapter: Adapter) -> None:
             all_returns = returns(adapter.gae, together, gamma=0.5, lam=0.5)
             for env, alone in enumerate(columns):
                 apart = returns(adapter.gae, alone, gamma=0.5, lam=0.5)[:, 0]
-                same(f"returns of environment {env} among three", all_returns[:, env], apart, 1e-4)
+                expect_equal(f"returns of environment {env} among three", all_returns[:, env], apart, 1e-4)
             tried += 1
         except NotOffered:
             pass
@@ -145,7 +145,7 @@ def every_end_is_its_own(adapter: Adapter) -> None:
             rows = [env == NEVER_ENDS for env, _ in scenario.rows_of(batch.obs)]
             same_transitions(ReplayBatch(*(leaf[rows] for leaf in batch[:5] if leaf is not None)), scenario)
         else:
-            same_windows(probe, scenario, 3, envs=(NEVER_ENDS,))
+            match_windows(probe, scenario, 3, envs=(NEVER_ENDS,))
         tried += 1
     if not tried:
         raise NotOffered("neither a replay buffer nor an estimator of several environments")
@@ -168,7 +168,7 @@ def _three_steps(adapter: Adapter) -> Maker | None:
     return None if n_step is None else lambda shape: n_step(shape, 3, GAMMA)
 
 
-def same_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
+def match_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
     """Raise unless every n-step transition stops at its episode's end or at the newest row; returns the drawn times."""
     gamma, written = GAMMA, len(scenario)
     batch = probe.draw(40 * len(scenario.envs) * min(written, 20))
@@ -182,14 +182,14 @@ def same_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...]
         where += ", which ends terminated" if steps.terminated[-1] else ""
         where += ", which ends truncated" if steps.truncated[-1] else ""
         reward = float((gamma ** np.arange(len(steps)) * steps.reward).sum())
-        same(f"reward {where}", batch.reward[i], reward, 1e-4)
+        expect_equal(f"reward {where}", batch.reward[i], reward, 1e-4)
         if not probe.promise("flags_of_first_step"):
-            same(f"terminated {where}", bool(batch.terminated[i]), bool(steps.terminated[-1]))
+            expect_equal(f"terminated {where}", bool(batch.terminated[i]), bool(steps.terminated[-1]))
         # After a termination, no target reads the next observation.
         if not steps.terminated[-1]:
-            same(f"next_obs {where}", batch.next_obs[i], steps.next_obs[-1])
+            expect_equal(f"next_obs {where}", batch.next_obs[i], steps.next_obs[-1])
         if batch.discount is not None and not np.isnan(batch.discount[i]):
-            same(f"discount {where}", batch.discount[i], gamma ** len(steps), 1e-5)
+            expect_equal(f"discount {where}", batch.discount[i], gamma ** len(steps), 1e-5)
     return {t for _, t in rows}
 
 
@@ -199,7 +199,7 @@ CASES = (
         "rows around the ring",
         "Capacity c, and c − 1, c, c + 1, 2c + 1 rows pushed, singly and in one call.",
         "the fields of a row stay together; exactly the newest c rows are stored",
-        around_the_ring,
+        check_the_seam,
     ),
     Case(
         "T7",
@@ -207,20 +207,20 @@ CASES = (
         "The next observation of a drawn row, over 10,000 random layouts of episodes and ring positions, also with the "
         "options that save memory.",
         "the observation that was added, also at the end of an episode",
-        next_observations,
+        check_next_observations,
     ),
     Case(
         "T24",
         "clear forgets everything",
         "clear(), then new rows.",
         "earlier rows, priorities and open windows are gone",
-        cleared,
+        check_clear,
     ),
     Case(
         "T25",
         "ends of one environment only",
         "Three environments whose episodes end at different times.",
         "an end affects only its own environment: estimates, transitions, n-step windows",
-        every_end_is_its_own,
+        check_ends_per_environment,
     ),
 )

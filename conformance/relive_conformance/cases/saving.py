@@ -18,7 +18,7 @@ import numpy as np
 from relive_conformance.adapters.off_policy import NotOffered, ReplayShape
 from relive_conformance.adapters.protocol import Adapter
 from relive_conformance.case import Case
-from relive_conformance.outcome import expect, same
+from relive_conformance.outcome import expect, expect_equal
 from relive_conformance.probe import Probe, require
 from relive_conformance.scenario import play, same_transitions
 
@@ -31,13 +31,13 @@ PATIENCE = 120.0
 Maker = Callable[[ReplayShape], Any]
 
 
-def the_same_draws(adapter: Adapter) -> None:
-    _saved_and_loaded(require(adapter.replay, "replay buffer"))
+def check_same_draws(adapter: Adapter) -> None:
+    _save_and_load(require(adapter.replay, "replay buffer"))
     with suppress(NotOffered):
-        _saved_and_loaded(require(adapter.prioritized, "prioritized buffer"))
+        _save_and_load(require(adapter.prioritized, "prioritized buffer"))
 
 
-def _saved_and_loaded(make: Maker) -> None:
+def _save_and_load(make: Maker) -> None:
     scenario = play([(7, "truncated"), (WRITTEN - 7, "open")])
     probe = Probe(make(scenario.shape(CAPACITY)))
     save = probe.verb("save")
@@ -57,9 +57,9 @@ def _saved_and_loaded(make: Maker) -> None:
             return
         before, after = probe.draw(DRAWS), loaded.draw(DRAWS)
         same_transitions(after, scenario)
-        same(f"the next {DRAWS} draws after load", after.obs, before.obs)
+        expect_equal(f"the next {DRAWS} draws after load", after.obs, before.obs)
         if before.weight is not None:
-            same(f"weights of the next {DRAWS} draws after load", after.weight, before.weight, 1e-5)
+            expect_equal(f"weights of the next {DRAWS} draws after load", after.weight, before.weight, 1e-5)
 
 
 def _same_content(probe: Probe, loaded: Probe) -> None:
@@ -67,12 +67,12 @@ def _same_content(probe: Probe, loaded: Probe) -> None:
     before, after = probe.draw(100 * CAPACITY), loaded.draw(100 * CAPACITY)
     rows, counts = np.unique(before.obs[:, 0], return_counts=True)
     rows_after, counts_after = np.unique(after.obs[:, 0], return_counts=True)
-    same("rows that are drawn after load", rows_after, rows)
+    expect_equal("rows that are drawn after load", rows_after, rows)
     share, share_after = counts / counts.sum(), counts_after / counts_after.sum()
-    same("how often rows are drawn after load", share_after, share, 0.025)
+    expect_equal("how often rows are drawn after load", share_after, share, 0.025)
 
 
-def killed(adapter: Adapter) -> None:
+def check_killed_saves(adapter: Adapter) -> None:
     make = require(adapter.replay, "replay buffer")
     scenario = play([(20_000, "open")])
     shape = scenario.shape(4_000)
@@ -82,14 +82,14 @@ def killed(adapter: Adapter) -> None:
     for seconds in wait:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "saved")
-            finished = _killed_after(make, shape, path, float(seconds))
+            finished = _kill_during_saves(make, shape, path, float(seconds))
             loaded = Probe(make(shape))
             loaded.verb("load")(path)
             expect(loaded.stored >= finished, f"the {finished} rows of the last finished save", loaded.stored)
             same_transitions(loaded.draw(400), scenario)
 
 
-def _killed_after(make: Maker, shape: ReplayShape, path: str, seconds: float) -> int:
+def _kill_during_saves(make: Maker, shape: ReplayShape, path: str, seconds: float) -> int:
     """Let a process save again and again, kill it, and return how many rows its last finished save had."""
     # A fork server that has imported the library starts a process at once.
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
@@ -130,13 +130,13 @@ CASES = (
         "same draws after a load",
         "save, load, and the next 100 draws.",
         "the same rows, priorities and draws",
-        the_same_draws,
+        check_same_draws,
     ),
     Case(
         "T18",
         "kill during a save",
         "kill −9 in the middle of a save, then load.",
         "a complete buffer, no older than the last finished save",
-        killed,
+        check_killed_saves,
     ),
 )

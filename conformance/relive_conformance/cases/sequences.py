@@ -9,7 +9,7 @@ import numpy as np
 from relive_conformance.adapters.off_policy import Array, NotOffered, ReplayBatch
 from relive_conformance.adapters.protocol import Adapter
 from relive_conformance.case import Case
-from relive_conformance.outcome import expect, same
+from relive_conformance.outcome import expect, expect_equal
 from relive_conformance.probe import Probe, require
 from relive_conformance.scenario import Scenario, Script, play
 
@@ -27,7 +27,7 @@ SCRIPTS: dict[str, list[Script]] = {
 }
 
 
-def runs(adapter: Adapter) -> None:
+def check_sequences(adapter: Adapter) -> None:
     make = require(adapter.sequence, "sequences")
     for name, scripts in SCRIPTS.items():
         scenario = play(*scripts)
@@ -47,7 +47,7 @@ def runs(adapter: Adapter) -> None:
 
 
 def _check_last_steps(scenario: Scenario, seen: set[tuple[int, int]]) -> None:
-    """Steps of the newest episodes, which any ring of this size still holds."""
+    """Check steps of the newest episodes, which any ring of this size still holds."""
     newest = range(len(scenario) - 12, len(scenario))
     last = {(n, t) for n, env in enumerate(scenario.envs) for t in newest if env.ended[t]}
     missing = sorted(t for _, t in last - seen)
@@ -67,7 +67,7 @@ def _check_runs(batch: ReplayBatch, scenario: Scenario, name: str) -> set[tuple[
     return seen
 
 
-def burn_in(adapter: Adapter) -> None:
+def check_burn_in(adapter: Adapter) -> None:
     make = require(adapter.burn_in, "burn-in")
     scenario, before, length = play([(4, "terminated"), (6, "open")]), 2, 2
     probe = Probe(make(scenario.shape(24), before, length)).add_all(scenario.steps())
@@ -82,10 +82,10 @@ def burn_in(adapter: Adapter) -> None:
         starts.add(t)
         first, last = 0 if t < 4 else 4, scenario.last((0, t), len(scenario))
         what = f"of a sequence from step {t} with a burn-in of {before}"
-        same(f"real steps {what}", real, range(max(first, t - before), min(last, t + length - 1) + 1))
-        same(f"trained steps {what}", trained, range(t, min(last, t + length - 1) + 1))
+        expect_equal(f"real steps {what}", real, range(max(first, t - before), min(last, t + length - 1) + 1))
+        expect_equal(f"trained steps {what}", trained, range(t, min(last, t + length - 1) + 1))
         if batch.train is not None:  # burn-in of any length: a state can only belong to the first position
-            same(f"mask {what}", mask[i], np.arange(before + length) < len(real))
+            expect_equal(f"mask {what}", mask[i], np.arange(before + length) < len(real))
     expect(starts == set(range(10)), "a sequence from every step", f"from {sorted(starts)}")
 
 
@@ -95,13 +95,13 @@ CASES = (
         "sequences inside episodes",
         "Sequences around ends of episodes, the ring's seam and unwritten rows.",
         "consecutive steps of one episode; a sequence contains the last step of every episode",
-        runs,
+        check_sequences,
     ),
     Case(
         "T16",
         "burn-in mask",
         "Burn-in at the start of an episode.",
         "burn-in is of the same episode and not trained on, the rest is padding, and every step can be trained on",
-        burn_in,
+        check_burn_in,
     ),
 )

@@ -17,7 +17,7 @@ ROWS, CAPACITY, READERS = 4_000, 64, 2
 PATIENCE = 120.0
 
 
-def whole_rows(adapter: Adapter) -> None:
+def check_whole_rows(adapter: Adapter) -> None:
     scenario = play([(ROWS, "open")])
     replay = require(adapter.replay, "replay buffer")(scenario.shape(CAPACITY))
     if not Probe(replay).promise("safe_in_threads"):
@@ -60,4 +60,4 @@ def _check(batch: ReplayBatch) -> None:
         raise Differs(f"every field of row {x[row]:g}", f"fields of rows {figures(sources[row])}")
 
 
-CASES = (Case("T19", "no torn row", "One thread writes while others sample.", "no torn row", whole_rows),)
+CASES = (Case("T19", "no torn row", "One thread writes while others sample.", "no torn row", check_whole_rows),)

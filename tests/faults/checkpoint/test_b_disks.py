@@ -30,7 +30,7 @@ from tests.totals import tell
     ("kind", "code"),
     select(("prioritized", errno.EIO), ("rollout", errno.ENOSPC), of=product(KINDS, (errno.EIO, errno.ENOSPC))),
 )
-def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int, tmp_path: Path) -> None:
+def test_the_old_checkpoint_loads_after_any_failing_operation(kind: str, code: int, tmp_path: Path) -> None:
     template = tmp_path / "template"
     old = old_checkpoint(kind, template)
     operations = count_operations(kind, template, tmp_path / "count")
@@ -99,7 +99,7 @@ def test_a_full_disk_is_an_error_with_the_bytes_needed_and_free(kind: str, tmp_p
     tell(f"B2: {kind}, 20 sizes below {largest} bytes")
 
 
-def test_a_disk_that_is_full_before_the_folder_is_there_is_the_same_error(tmp_path: Path) -> None:
+def test_a_full_disk_before_the_folder_exists_is_the_same_error(tmp_path: Path) -> None:
     class Full(Files):
         def make_root(self, folders: tuple[str, ...] = ()) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -95,7 +95,7 @@ def flip_bits(path: Path, count: int, seed: int) -> None:
     tell(f"C2: {dict(found)}, seed {seed}")
 
 
-def test_every_bit_of_a_manifests_first_line_is_seen(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_manifests_first_line_is_detected(tmp_path: Path) -> None:
     """This includes the version, which no checksum covers."""
     old_checkpoint("distillation", tmp_path)
     manifest = checked_files(tmp_path)[1]
@@ -110,12 +110,12 @@ def test_every_bit_of_a_manifests_first_line_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.promise("C2")
 @pytest.mark.parametrize("count", select(500, of=[500, 2_000]))
-def test_every_flipped_bit_is_seen(count: int, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected(count: int, tmp_path: Path) -> None:
     flip_bits(tmp_path, trials("C2", count), SEED)
 
 
 @pytest.mark.long
-def test_every_one_of_many_flipped_bits_is_seen(tmp_path: Path) -> None:
+def test_each_of_many_flipped_bits_is_detected(tmp_path: Path) -> None:
     flip_bits(tmp_path, trials("C2_LONG", 50_000), SEED)
 
 
@@ -468,7 +468,7 @@ def test_a_whole_checkpoint_is_loaded_without_code_and_from_its_folder_alone(tmp
         assert apart(watch_load, tmp_path / kind) == ("loaded", [])
 
 
-def test_a_damaged_manifest_is_passed_over_whatever_it_is(tmp_path: Path) -> None:
+def test_any_damaged_manifest_is_skipped(tmp_path: Path) -> None:
     for what in PLANTS[:5]:
         root = tmp_path / what
         old_checkpoint("uniform", root)

@@ -108,7 +108,7 @@ def test_the_state_check_goes_red_without_validation(tmp_path: Path, monkeypatch
             assert c.read_states(kind, tmp_path / kind, 150, 0)[1], kind
 
 
-def test_a_loader_that_follows_links_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_follows_links_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def follow(self: Files, name: str) -> int:
         return os.open(self.root / name, os.O_RDONLY)
 
@@ -124,7 +124,7 @@ def test_a_loader_that_follows_links_is_seen(tmp_path: Path, monkeypatch: pytest
     assert equal(loaded(root), old), "the canary loads what lies outside"
 
 
-def test_a_disk_that_loses_nothing_would_be_seen(tmp_path: Path) -> None:
+def test_the_simulated_disk_reproduces_a_complete_save(tmp_path: Path) -> None:
     """The model disk reproduces the result of a complete save."""
     old_checkpoint("distillation", tmp_path)
     recorded, start = a.Recorded(), state_of(tmp_path)

@@ -58,7 +58,7 @@ def publish_early(root: Path) -> None:
     journal[:] = 0
 
 
-def test_a_head_that_moves_before_its_row_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_moves_before_its_row_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, lives = cut_off(tmp_path)
     early = tmp_path / "early"
     shutil.copytree(root, early)
@@ -72,9 +72,7 @@ def test_a_head_that_moves_before_its_row_is_noticed(tmp_path: Path, monkeypatch
         reopened(early, lives)
 
 
-def test_rows_that_are_not_compared_with_their_seals_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_not_compared_with_their_checksums_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout, story = LAYOUTS["several environments"], Story(LAYOUTS["several environments"], [0])
     replay = layout.make(rl.Memory.disk(tmp_path / "memory"))
     clock = np.zeros(layout.envs, np.int64)
@@ -99,7 +97,7 @@ def lose_power_again_and_again(path: Path, machine: Machine, rng: random.Random)
 
 
 @pytest.mark.usefixtures("other_boot")
-def test_a_commit_before_its_data_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_before_its_data_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, rng = Machine(monkeypatch), random.Random(0)
     monkeypatch.setattr(DiskAllocator, "_sync", lambda _: None)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint, rl.InvariantError)):
@@ -107,7 +105,7 @@ def test_a_commit_before_its_data_is_noticed(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("other_boot")
-def test_rows_that_might_be_overwritten_and_are_kept_are_noticed(tmp_path: Path, monkeypatch: Any) -> None:
+def test_kept_rows_that_might_be_overwritten_are_detected(tmp_path: Path, monkeypatch: Any) -> None:
     roll_back = Ring.roll_back
     monkeypatch.setattr(
         "relive.replay.ring.Ring.roll_back", lambda ring, head, was, where, _: roll_back(ring, head, was, where, 0)

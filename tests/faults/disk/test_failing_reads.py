@@ -63,7 +63,7 @@ class FailingSystem:
 
 @pytest.mark.promise("B1")
 @pytest.mark.parametrize(("reopen", "is_closed"), select((rl.load, False), of=product((rl.load, make), (True, False))))
-def test_whichever_call_fails_the_error_is_typed_and_the_folder_reopens(
+def test_any_failing_system_call_is_a_typed_error_and_the_folder_reopens(
     reopen: Callable[[Path], Any], is_closed: bool, tmp_path: Path
 ) -> None:
     template = tmp_path / "template"

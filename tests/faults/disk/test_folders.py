@@ -197,7 +197,7 @@ def test_a_folder_without_a_format_file_is_not_emptied(tmp_path: Path, damage: s
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
 
 
-def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
+def test_two_damaged_commits_are_corrupt(tmp_path: Path) -> None:
     lives = made(tmp_path / "memory")
     older = tmp_path / "memory" / ("commit0", "commit1")[newest_commit(tmp_path / "memory").number % 2 - 1]
     older.write_bytes(b"no commit")
@@ -231,7 +231,7 @@ def test_another_declaration_is_refused_with_the_difference(tmp_path: Path, opti
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_may_open_a_folder(tmp_path: Path) -> None:
     replay = LAYOUT.make(rl.Memory.disk(tmp_path / "memory"))
     with pytest.raises(AssertionError, match="expected one process at a time, got a folder that another process uses"):
         apart(open_and_close, tmp_path / "memory")
@@ -304,9 +304,7 @@ def fail_reads_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Files, "open", fail)
 
 
-def test_a_commit_that_the_disk_does_not_give_is_not_taken_for_a_torn_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_commit_does_not_count_as_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read error may be temporary: falling back to the older commit would lose acknowledged rows."""
     lives = made(tmp_path / "memory")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
@@ -319,9 +317,7 @@ def test_a_commit_that_the_disk_does_not_give_is_not_taken_for_a_torn_one(
 
 
 @pytest.mark.parametrize("name", ["commit0", "commit1"])
-def test_rows_are_not_swept_because_the_disk_does_not_give_a_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_unreadable_commit_deletes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     made(tmp_path / "memory")
     (tmp_path / "memory" / "FORMAT").unlink()
     others = [other for other in ("commit0", "commit1") if other != name]

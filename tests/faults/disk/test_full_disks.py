@@ -36,7 +36,7 @@ def obs_at(t: int) -> dict[str, np.ndarray]:
 
 def step(replay: rl.ReplayBuffer, t: int) -> None:
     """Stage and add a step; sample, to begin an epoch."""
-    if not replay._input.staged:
+    if not replay.state_dict()["values"]["staged"]["names"]:
         replay.stage(obs=obs_at(t))
     ends = np.array([t % 7 == 6, False, False])
     replay.add(
@@ -102,10 +102,8 @@ def test_a_disk_that_fills_up_after_opening_stops_neither_adds_nor_commits(sampl
     tell(f"B3: {sampler}, {commits} commits and every add between them on {disk} that was full")
 
 
-def test_without_room_for_its_commits_the_same_disk_stops_everybody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Canary of the test above."""
+def test_without_reserved_commits_a_full_disk_stops_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canary: without reserved space, commits on a full disk fail."""
     monkeypatch.setattr(Files, "reserve", lambda *_: None)
     with pytest.raises(rl.CheckpointError, match="No space left on device"):
         live_through_full_disk("uniform", tmp_path)

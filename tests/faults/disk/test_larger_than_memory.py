@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import relive as rl
-from benchmarks.limit import limited
-from tests.faults.traffic import observation, tag_of
+from benchmarks.limit import limit_memory
+from tests.faults.traffic import observation, read_tag
 from tests.totals import tell
 
 LIMIT, WIDTH, ROWS = 64 << 20, 1 << 15, 8192
@@ -21,7 +21,7 @@ def fill_and_sample(root: Path, told: Path) -> None:
     """Fill the ring twice in blocks, then verify every sampled row."""
     try:
         with (
-            limited(LIMIT) as group,
+            limit_memory(LIMIT) as group,
             rl.ReplayBuffer(
                 ROWS, rl.Field(WIDTH, torch.uint8), rl.Field((), torch.int64), device=rl.Memory.disk(root), seed=0
             ) as replay,
@@ -38,7 +38,10 @@ def fill_and_sample(root: Path, told: Path) -> None:
             wrong = 0
             for _ in range(40):
                 batch = replay.sample(64)
-                tags = [tag_of(row) for row in batch["obs"].numpy()], [tag_of(row) for row in batch["next_obs"].numpy()]
+                tags = (
+                    [read_tag(row) for row in batch["obs"].numpy()],
+                    [read_tag(row) for row in batch["next_obs"].numpy()],
+                )
                 action = batch["action"].tolist()
                 wrong += tags[0] != action or tags[1] != [number + 1 for number in action]
             told.write_text(f"{replay.nbytes} {group.peak_bytes} {wrong}")

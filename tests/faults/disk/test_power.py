@@ -92,7 +92,7 @@ def _pages(old: bytes, new: bytes, chance: float, rng: random.Random) -> Iterato
                 yield (before if rng.random() < 0.5 else after)[sector : sector + SECTOR]
 
 
-def number_of(replay: Any) -> int:
+def last_commit_number(replay: Any) -> int:
     """Return the number of the last completed commit."""
     return replay._allocator._number
 
@@ -106,20 +106,22 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
     memory = rl.Memory.disk(root, commit_every=every)
     replay = layout.make(memory)
     story, clock = Story(layout, [0]), np.zeros(layout.envs, np.int64)
-    committed: dict[int, np.ndarray] = {number_of(replay): clock.copy()}
+    committed: dict[int, np.ndarray] = {last_commit_number(replay): clock.copy()}
     machine.left = rng.choice((-1, rng.randrange(1, 200)))
     try:
         for turn in range(rng.randrange(2, 90)):
             before = clock.copy()
             write(replay, story, clock, turn)
-            committed.setdefault(number_of(replay), before)  # a commit precedes the writes that it makes room for
+            committed.setdefault(
+                last_commit_number(replay), before
+            )  # a commit precedes the writes that it makes room for
             if rng.random() < 0.1:
                 replay.commit()
-                committed[number_of(replay)] = clock.copy()
+                committed[last_commit_number(replay)] = clock.copy()
     except Stopped:
         pass
     machine.left = -1
-    due, left = committed[number_of(replay)], 0
+    due, left = committed[last_commit_number(replay)], 0
     for state in range(states):
         found = path / f"found{state}"
         machine.after(root, found, rng)

@@ -113,7 +113,7 @@ def test_a_power_failure_leaves_no_torn_row(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("other_boot")
-def test_rows_that_are_not_compared_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torn_rows_without_checksums_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canary: without checksums of mutable fields, torn rows are returned."""
     machine, rng = Machine(monkeypatch), random.Random(SEED)
     monkeypatch.setattr(NativeBackend, "torn_rows", lambda store: torch.zeros_like(store.rows.ring.first))

@@ -149,7 +149,7 @@ def write(replay: rl.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, b
 
 
 Life = tuple[int, np.ndarray, np.ndarray]
-"""The first step of a process, and per environment [envs] the next step to do and the last step begun."""
+"""First step of a process, next step of each environment [envs], and last begun step of each environment [envs]."""
 
 
 def verify(replay: rl.ReplayBuffer, story: Story, lives: list[Life], oldest: np.ndarray | None = None) -> None:

@@ -146,7 +146,7 @@ class DistillationMachine(Machine):
             lambda: buffer.mix(action, action, 1.5),
             lambda: buffer.save(self.root, keep=0),
         ]
-        if buffer._columns:
+        if buffer.state_dict()["values"]["ring"]["known"]:
             calls += [
                 lambda: buffer.add(obs, action[:1]),
                 lambda: buffer.add(obs, action, colour=np.ones(2)),

@@ -13,9 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -128,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         except rl.CheckpointError:
             there = self._numbers()
             assert set(self.saved) <= set(there), "a save that failed has removed a checkpoint"
-            number = next((n for n in there if n not in self.saved), None)  # it failed after everything was written
+            number = next((n for n in there if n not in self.saved), None)  # the save failed after its last write
             self.count("save that failed")
         assert equal(contents(self.buffer), then)
         if number is not None:
@@ -176,8 +174,3 @@ def another_lineage() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "save to .*: checkpoints of another buffer are there")
         yield
-
-
-def assert_leaf(found: torch.Tensor, expected: list[Any]) -> None:
-    """Assert that a tensor equals nested lists of numbers."""
-    np.testing.assert_array_equal(found.numpy(), np.asarray(expected, found.numpy().dtype).reshape(found.shape))

@@ -207,7 +207,9 @@ def calls(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
 
     more = {
         "priorities of a large tree": changing_large_trees,
-        "prioritized draw, weights by all": lambda: launches._prioritizing(launches._replay(device, by_all)),
+        "prioritized draw, weights by all": lambda: launches._prepare_prioritized_update(
+            launches._replay(device, by_all)
+        ),
         "uniform numbers": drawing_numbers,
     }
     return {**launches.ours(device), **more}
