@@ -284,7 +284,7 @@ def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str, monkeypat
     contents = {**report.as_dict(), "source": {**report.as_dict()["source"], "id": name, "path": name}}
     screen = StringIO()
     Console(file=screen, width=200, highlight=False, force_terminal=True, color_system=None).print(render(contents))
-    assert screen.getvalue().count(escaped(name)) >= 3
+    assert screen.getvalue().count(escape_controls(name)) >= 3
     assert "\x1b]" not in screen.getvalue()
     assert "\x1b[2J" not in screen.getvalue()
 

@@ -104,7 +104,7 @@ class DistillationBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         self.capacity = check_positive_int("capacity", capacity)
         refuse_reserved(extra or {}, _RESERVED_NAMES)
-        trees = {"obs": declare_whole("obs", obs)}
+        trees = {"obs": declare_caller_fields("obs", obs)}
         if action is not None:
             trees["action"] = declare_caller_fields("action", action)
         trees |= {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
@@ -289,9 +289,9 @@ class DistillationBuffer(StateDictMixin):
         node, ring = saved.values.entry("ring"), self._ring
         head = node.entry("head").integer()
         floor = node.entry("floor").integer(0, head)
-        round_starts = saved.shaped("ring.starts", (range(1, _MAX_ROUNDS),), torch.int64)
+        round_starts = saved.read_array("ring.starts", (range(1, _MAX_ROUNDS),), torch.int64)
         if round_starts[0] != 0 or bool((round_starts.diff() < 0).any()) or int(round_starts[-1]) > head:
-            raise saved.at("ring.starts", round_starts.tolist()).error(f"rising rows from 0 to the head {head}")
+            raise saved.array_node("ring.starts", round_starts.tolist()).error(f"rising rows from 0 to the head {head}")
         self._random.load_state(saved.part("random"))
         if node.entry("known").flag() and not self._columns:
             fields = saved.config.entry("fields").entries()
@@ -448,7 +448,7 @@ class DistillationBuffer(StateDictMixin):
             return None
         layouts = [*(((count, *c.shape[1:]), c.dtype) for c in self._columns), *[((count,), torch.int64)] * 2]
         own_ranges = map(memory_range, self._columns)
-        return checked_targets(out, dict(zip(self._paths, layouts, strict=True)), self.device, own_ranges)
+        return check_targets(out, dict(zip(self._paths, layouts, strict=True)), self.device, own_ranges)
 
     def _read(
         self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: lazy.TensorDict | None

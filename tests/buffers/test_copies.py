@@ -222,7 +222,7 @@ def test_add_waits_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> N
         return pack(arrays)
 
     monkeypatch.setattr(portable, "pack", pack_slowly)
-    state = portable.packed_state(replay)
+    state = portable.pack_state(replay)
     adding.join(timeout=10)
     assert len(replay) == 2
     other = rl.ReplayBuffer(8, obs=1, action=(), seed=1)

@@ -12,7 +12,7 @@ import torch
 
 import relive as rl
 from relive.distributed import ReplayService, ShardUnavailable
-from relive.storage.shared import shares_memory
+from relive.storage.allocator import supports_persistent_memory
 from tests.distributed.local import LocalCalls, local_service, make_client, make_plan, make_steps
 
 

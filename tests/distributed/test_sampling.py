@@ -14,7 +14,7 @@ import torch
 import relive as rl
 from relive.distributed import ReplayService
 from relive.errors import NotReadyError, PriorityError, SchemaError
-from relive.storage.shared import shares_memory
+from relive.storage.allocator import supports_persistent_memory
 from tests.distributed.local import LocalCalls, local_service, make_client, make_plan, make_steps
 
 ENVS, SHARDS, STEPS = 7, 3, 12
@@ -23,7 +23,7 @@ ENVS, SHARDS, STEPS = 7, 3, 12
 @pytest.fixture(params=["in place", "by calls"], autouse=True)
 def near(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether clients read shards in place; each test runs with both values."""
-    if request.param == "in place" and not shares_memory():
+    if request.param == "in place" and not supports_persistent_memory():
         pytest.skip("needs Linux and the native core")
     monkeypatch.setattr(LocalCalls, "near", request.param == "in place")
     return LocalCalls.near

@@ -21,7 +21,7 @@ import torch
 import relive as rl
 from relive.distributed import IncompatibleService, ReplayService, ShardUnavailable
 from relive.errors import IncompatibleCheckpoint, SchemaError
-from relive.storage.shared import shares_memory
+from relive.storage.allocator import supports_persistent_memory
 from tests.distributed.local import make_steps
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.thorough]

@@ -80,7 +80,7 @@ def test_weights_of_zero_are_detected() -> None:
 
 @pytest.mark.parametrize("broken", ["ids of 32 bits", "heads in float64"])
 def test_narrow_counters_are_detected(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    of = Ring.id_of
+    of = Ring.ids_at
     narrow = {"ids of 32 bits": lambda x: x.int().long(), "heads in float64": lambda x: (x.double() + 0.0).long()}
     monkeypatch.setattr("relive.replay.ring.Ring.ids_at", lambda ring, slots: narrow[broken](of(ring, slots)))
     border = 2**31 if "32" in broken else 2**53

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay.buffer import ReplayBuffer
 
@@ -51,7 +51,7 @@ class PicklableBuffer:
 
 def pack_core(core: ReplayBuffer | None) -> dict[str, Any] | None:
     """Return the state of a core for a pickle; None without a core."""
-    return None if core is None else packed_state(core)
+    return None if core is None else pack_state(core)
 
 
 def unpack_core(state: Mapping[str, Any] | None, make: Callable[[], ReplayBuffer]) -> ReplayBuffer | None:

@@ -17,7 +17,7 @@ from relive import lazy
 from relive.distributed.client import Calls, ClientReader, Sender, find_actor, require_compatible, start_actors
 from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, to_array
 from relive.errors import NotReadyError, SchemaError, explain, find_call_site, worker_call_site
-from relive.kernels.priority import weights
+from relive.kernels.priority import importance_weights
 from relive.replay.ids import NO_ROW, flat_ids, mutable_leaves
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View

@@ -149,7 +149,7 @@ class Shard(ShardReader):
         with suppress(NoCheckpoint):
             path = plan.checkpoint.shard_folder(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
-            load_below(path, ReplayBuffer, None, options, accept=self._restore)
+            load_folder(path, ReplayBuffer, None, options, accept=self._restore)
         # Save at once: a restart must count this life, in which ids may be issued.
         self.save()
 
@@ -194,7 +194,7 @@ class Shard(ShardReader):
 
     def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
-        starts = snapshot.shaped("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
+        starts = snapshot.read_array("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
         # Ids must stay below 2^63 in two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):

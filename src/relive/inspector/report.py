@@ -181,7 +181,7 @@ def text_card(card: Card) -> str:
     """
     table = [card.titles, *card.rows] if card.rows else []
     warnings = (f"! {warning}" for warning in card.warnings)
-    return escaped("\n".join([card.title, *warnings, *_align_columns(card.facts), *_align_columns(table)]))
+    return escape_controls("\n".join([card.title, *warnings, *_align_columns(card.facts), *_align_columns(table)]))
 
 
 def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -235,8 +235,8 @@ class ReplayBuffer(StateDictMixin):
             envs, mode = self._input.envs(env_ids), self.autoreset
             leaves, nexts, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
             if info and self._declared.is_watching:
-                self._declared.look_at(info)
-            measured = self._observers.measured(info, self.storage.rows.step_shape(envs), mode)
+                self._declared.check_info(info)
+            measured = self._observers.read_measurements(info, self.storage.rows.step_shape(envs), mode)
             self._write(leaves, nexts, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
@@ -518,7 +518,7 @@ class ReplayBuffer(StateDictMixin):
         import_tensordict()
         with self._lock:
             reader, finish = self._get_reader(view)
-            ids = row_ids(index, self.device)
+            ids = convert_row_ids(index, self.device)
             slots = self.storage.locate(ids)
             if len(slots) and int(slots.min()) < 0:  # takes half the time of (slots < 0).any()
                 stale_id = int(ids[slots < 0][0])

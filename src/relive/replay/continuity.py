@@ -93,7 +93,7 @@ class ContinuityStats:
 
     def reward_warning(self) -> str:
         """Return the message for infinite or NaN rewards."""
-        return infinite_rewards(self.infinite)
+        return infinite_rewards_message(self.infinite)
 
 
 @dataclass

@@ -147,7 +147,7 @@ class Mixture:
         forms = plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
             forms[WEIGHT] = (count,), torch.float32
-        checked_targets(out, forms, buffers[0].device, own)
+        check_targets(out, forms, buffers[0].device, own)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.

@@ -266,7 +266,7 @@ def sequence_plan(
 ) -> ReadPlan:
     """Return the plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
     steps, nexts = _sequence_groups(burn_in, length)
-    initial_states = [i for i, field in enumerate(schema.fields) if is_carried(field)]
+    initial_states = [i for i, field in enumerate(schema.fields) if is_initial_state(field)]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
     reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
     reads += [LeafRead(schema.paths[i], i, FIRST) for i in initial_states]

@@ -10,7 +10,7 @@ import torch
 
 from relive.checkpoint.snapshot import Rows, SnapshotReader, State
 from relive.errors import SchemaError, explain
-from relive.kernels.torch_ops import wide
+from relive.kernels.torch_ops import add_axes
 from relive.replay.ring import EMPTY, Ring, load_ring
 from relive.schema.conversion import (
     alias_memory,
@@ -159,7 +159,7 @@ class RowStorage:
         if not all(map(is_converted, fields, leaves, shapes, device)):
             return False
         for i, next_leaf in zip(self.obs_leaves, nexts, strict=True):
-            if not fits(fields[i], next_leaf, shapes[i], self.device) or extents_meet(leaves[i], next_leaf):
+            if not is_converted(fields[i], next_leaf, shapes[i], self.device) or ranges_overlap(leaves[i], next_leaf):
                 return False
         return True
 
@@ -205,7 +205,7 @@ class RowStorage:
         is_empty = self.ring.kind_at(pending) == EMPTY
         pending_bits = {name: as_indexable(column)[pending] for name, column in columns.items()}
         pending_obs = {
-            name: bits.masked_fill_(wide(is_empty, bits), 0).view(columns[name].dtype)
+            name: bits.masked_fill_(add_axes(is_empty, bits), 0).view(columns[name].dtype)
             for name, bits in pending_bits.items()
         }
         parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}

@@ -12,7 +12,7 @@ import torch
 from relive.errors import SchemaError
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.kernels.torch_ops import wide
+from relive.kernels.torch_ops import add_axes
 from relive.replay.backend import Backend, ChangedSlots, never_issued_error
 from relive.replay.continuity import ContinuityCounter, ContinuityStats, step_continuity, stored_continuity
 from relive.replay.ring import FINAL, HISTORY, MAX_ID, MAX_ROWS_PER_STEP, NO_ID, PENDING, TRANSITION, Ring
@@ -449,7 +449,7 @@ class TorchWriter:
             flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._stored_part(i, leaf))
             # A reset row keeps its stored observation.
             if reset is not None and i in rows.obs_leaves:
-                bits = torch.where(wide(is_start, bits), bits, flat.index_select(0, slots))
+                bits = torch.where(add_axes(is_start, bits), bits, flat.index_select(0, slots))
             self._defer(flat.index_copy_, 0, slots, bits)
         if reset is None:
             self._defer(self._kind.index_fill_, 0, slots, TRANSITION)

@@ -160,7 +160,7 @@ class RewardWarnings:
         num_infinite = sum(reward.size - np.count_nonzero(np.isfinite(reward)) for reward in rewards)
         if self._warns_of_infinity and num_infinite:
             self._warns_of_infinity = False
-            warn_user(infinite_rewards(num_infinite))
+            warn_user(infinite_rewards_message(num_infinite))
         if self._warns_of_autoreset and steps > 1 and self._look_like_reset_rows(rewards, steps):
             self._warns_of_autoreset = False
             remedy = "If the environment resets in the step after an end, declare autoreset=NEXT_STEP."
@@ -363,7 +363,7 @@ def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dic
     converted: dict[Path, torch.Tensor] = {}
     schema, device = storage.schema, storage.device
     leading_shape = (storage.require_steps("attach"), *storage.leading_shape)
-    used_names = {*schema.names, *MADE_BY_ROLLOUT} - storage.omitted
+    used_names = {*schema.names, *ROLLOUT_BATCH_FIELDS} - storage.omitted
     for name, tree in trees:
         if not isinstance(name, str) or name in used_names:
             raise SchemaError(explain("attach", "an unused name", repr(name), "Attach it under another name."))

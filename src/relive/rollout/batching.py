@@ -13,7 +13,7 @@ from relive.kernels.reader import Reader, RebindingReader, permutation, reader, 
 from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, find_sequences, sequence_reader
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
-from relive.schema.assembly import assembler, checked_targets, memory_range, to_device
+from relive.schema.assembly import assembler, check_targets, memory_range, to_device
 from relive.schema.checks import check_choice, check_positive_int
 from relive.schema.fields import Carry, Path
 
@@ -104,7 +104,7 @@ def out_reader(
 ) -> ReadBatch:  # fmt: skip
     """Return a function that reads rows of leaves [T + 1, N, …] into `out`; raise if `out` overlaps `own_tensors`."""
     layouts = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
-    targets = checked_targets(out, layouts, own_tensors[0].device, map(memory_range, own_tensors))
+    targets = check_targets(out, layouts, own_tensors[0].device, map(memory_range, own_tensors))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         source.current().take_into(index, start, stop, targets)

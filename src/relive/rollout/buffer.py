@@ -34,10 +34,8 @@ from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
-from relive.schema.buffer_schemas import rollout_schema
 from relive.schema.checks import check_positive_int
 from relive.schema.fields import (
-    OPTIONAL_ROLLOUT_FIELDS,
     Declaration,
     Path,
     parse_declaration,

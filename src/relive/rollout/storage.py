@@ -16,11 +16,10 @@ from relive.errors import InvariantError, NotReadyError, SchemaError, explain
 from relive.kernels import complete
 from relive.kernels.sequences import StepFlags, reset_rows
 from relive.kernels.steps import Flattening, row_writer
-from relive.schema.assembly import assemble, selected_leaves
-from relive.schema.buffer_schemas import OPTIONAL
+from relive.schema.assembly import assemble, select_leaves
 from relive.schema.checks import check_nonempty
 from relive.schema.conversion import convert, misaligned_error, normalize_bools, path_name
-from relive.schema.fields import Path, Schema, parse_path
+from relive.schema.fields import OPTIONAL_ROLLOUT_FIELDS, Path, Schema, parse_path
 from relive.schema.invariants import (
     overflow_warnings,
     require,
@@ -57,7 +56,7 @@ class Storage:
         self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
-        self._is_optional = tuple(path[0] in OPTIONAL for path in schema.paths)
+        self._is_optional = tuple(path[0] in OPTIONAL_ROLLOUT_FIELDS for path in schema.paths)
         self._set_optional((True, True))
         self.num_stored = 0
         self.generation = 0
@@ -83,7 +82,7 @@ class Storage:
             leaves = values if self._is_plain and not extra else self._flatten(values, extra)
         else:
             present = present[0] or "value" in self.staged, present[1] or "log_prob" in self.staged
-            for name, is_present, was_present in zip(OPTIONAL, present, self._has_optional, strict=True):
+            for name, is_present, was_present in zip(OPTIONAL_ROLLOUT_FIELDS, present, self._has_optional, strict=True):
                 if row and is_present is not was_present:
                     raise _optional_field_error(name, was_present)
             fields = self._flatten.by_field(values, extra, self.staged)
@@ -96,7 +95,9 @@ class Storage:
             self._set_optional(present)
 
     def _set_optional(self, present: tuple[bool, bool]) -> None:
-        omitted = frozenset(name for name, is_present in zip(OPTIONAL, present, strict=True) if not is_present)
+        omitted = frozenset(
+            name for name, is_present in zip(OPTIONAL_ROLLOUT_FIELDS, present, strict=True) if not is_present
+        )
         # One statement without a call: no signal can interrupt it.
         self._has_optional, self.omitted = present, omitted
         """Whether the steps have each optional field, and the names of optional fields that they do not have."""
@@ -141,7 +142,7 @@ class Storage:
         )
         if before != (self.age, len(self.staged)):
             raise _reentry_error()
-        bad_position = self._writer.put(row, converted_leaves, which)
+        bad_position = self._writer.write_converted(row, converted_leaves, which)
         if bad_position >= 0:
             raise misaligned_error(path_name(paths[indices[bad_position]]))
 
@@ -294,7 +295,7 @@ class Storage:
         attached = {
             f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in declared_paths
         }
-        present = [name for name in OPTIONAL if num_steps and name not in self.omitted]
+        present = [name for name in OPTIONAL_ROLLOUT_FIELDS if num_steps and name not in self.omitted]
         values = {
             "num_stored": num_steps,
             "valued": num_steps if "value" in present else 0,
@@ -329,12 +330,14 @@ class Storage:
     def _saved_optional_fields(self, saved: SnapshotReader, num_stored: int) -> set[str]:
         node = saved.values
         if "given" in node.entries():
-            return {name.one_of(OPTIONAL) for name in node.entry("given").items(len(OPTIONAL))}
+            return {
+                name.one_of(OPTIONAL_ROLLOUT_FIELDS) for name in node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
+            }
         # Older checkpoints store the number of steps with a value, and zeros for a log_prob that was left out.
         has_value = node.entry("valued").integer(0, num_stored) == num_stored
         leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
         has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
-        return set(itertools.compress(OPTIONAL, (has_value, has_log_prob)))
+        return set(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, (has_value, has_log_prob)))
 
     def check(self) -> None:
         """Verify the shape and dtype of every tensor, and that staged and attached fields fit the stored steps."""
@@ -507,7 +510,8 @@ class EpisodeFlags:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state."""
         saved.copy_into({"resetting": self.first_resets, "starting": self.first_starts})
-        self._next_resets = saved.array("coming", self.first_resets.unsqueeze(0)).to(self._storage.device, copy=True)
+        next_resets = saved.read_like("coming", self.first_resets.unsqueeze(0))
+        self._next_resets = next_resets.to(self._storage.device, copy=True)
 
     def check(self) -> None:
         """Verify every flag, and that the next reset rows follow from the stored flags."""

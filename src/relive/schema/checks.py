@@ -96,12 +96,18 @@ def check_none_without(where: str, value: object, argument: str) -> None:
         raise SchemaError(explain(where, f"None without {argument}", type(value).__name__, remedy))
 
 
-def check_keys(where: str, value: Any, names: Collection[str], what: str = "keys") -> None:
+def check_keys(
+    where: str,
+    value: Any,
+    names: Collection[str],
+    what: str = "keys",
+    remedy: str = "Pass exactly the declared fields.",
+) -> None:
     """Raise unless `value` is a mapping with exactly the keys `names`."""
     keys = value.keys() if hasattr(value, "keys") else None
     if keys is None or set(keys) != set(names):
         got = type_name(value) if keys is None else f"the {what} {sorted(map(str, keys))}"
-        raise SchemaError(explain(where, f"the {what} {sorted(names)}", got, "Pass exactly the declared fields."))
+        raise SchemaError(explain(where, f"the {what} {sorted(names)}", got, remedy))
 
 
 def check_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str) -> None:

@@ -111,7 +111,7 @@ class EpisodeStats(counting.Accumulator):
             for name, field in self._fields.items()
             if name in values
         }
-        is_counted = None if mask is None else convert("mask", FLAG, mask, self._lead, self.device).view(1, -1)
+        is_counted = None if mask is None else convert("mask", FLAG_FIELD, mask, self._lead, self.device).view(1, -1)
         if self._counters is None:
             with counting.lock:
                 kernels.complete(self._plan(step, is_counted))
@@ -174,7 +174,7 @@ class EpisodeStats(counting.Accumulator):
 
     def cut(self, env_ids: Any = None) -> None:
         """Drop the running episodes of these environments, or of all environments: they were abandoned."""
-        envs = slice(None) if env_ids is None else env_numbers(env_ids, self.num_envs, self.device)
+        envs = slice(None) if env_ids is None else convert_env_ids(env_ids, self.num_envs, self.device)
         with counting.lock:
             self._tensors["open"][:, envs] = 0.0
 

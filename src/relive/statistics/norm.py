@@ -86,7 +86,7 @@ class RunningNorm(Accumulator):
     def update(self, x: Any, mask: Any = None) -> None:
         """Count the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
         rows, leading_shape = self._convert(x)
-        is_counted = None if mask is None else convert("mask", FLAG, mask, leading_shape, self.device)
+        is_counted = None if mask is None else convert("mask", FLAG_FIELD, mask, leading_shape, self.device)
         if self._counters is not None:
             rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks bfloat16
             block = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()

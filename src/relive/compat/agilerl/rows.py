@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.views import WriteThroughTensorDict, map_tree
-from relive.schema.assembly import level
+from relive.schema.assembly import make_tensordict
 
 
 def original_class(module: str, name: str) -> Any:

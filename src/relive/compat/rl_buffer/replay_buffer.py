@@ -144,7 +144,7 @@ class TransitionBuffer(SizedBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_places")}
-        return {**attributes, "contents": packed_state(self.core)}
+        return {**attributes, "contents": pack_state(self.core)}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:

@@ -103,7 +103,7 @@ class Hindsight:
     def _relabel(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
         """Set the new goals of the steps [M, …] marked by `changed`, and recompute reward and terminated."""
         goal, achieved = _find_leaf(schema, self.goal), _find_leaf(schema, self.achieved)
-        wide_changed = wide(changed, goals)
+        wide_changed = add_axes(changed, goals)
         for path in (goal, next_path(goal)):
             steps[path] = torch.where(wide_changed, goals, steps[path])
         rows = assemble(steps, torch.Size((len(changed),)))

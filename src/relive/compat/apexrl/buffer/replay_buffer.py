@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.checkpoint.state_dict import load_packed_state, packed_state
+from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.compat.apexrl.buffer.overwritten import OverwrittenObs, share_memory
 from relive.compat.apexrl.buffer.specs import (
     convert_dones,
@@ -239,7 +239,7 @@ class ReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: value for name, value in vars(self).items() if name != "_core"}
-        return {**attributes, "_contents": packed_state(self._core)}
+        return {**attributes, "_contents": pack_state(self._core)}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:

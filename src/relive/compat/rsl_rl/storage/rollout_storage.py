@@ -253,20 +253,14 @@ class RolloutStorage(Stepped, PicklableBuffer):
             raise AttributeError(explain("RolloutStorage", f"one of {', '.join(self.memory)}", field, remedy))
         return self.memory[field]
 
-    def _assign(self, name: str, value: Any) -> None:
-        _overwrite(name, self._memory_of(name), value)
-
     def _check_training_type(self, training_type: str, where: str) -> None:
         if self.training_type != training_type:
             remedy = "Make a storage of this type."
             raise SchemaError(explain(where, f"training_type {training_type!r}", repr(self.training_type), remedy))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("memory", "_zero_states")}
+    _derived_attributes = ("memory", "_zero_states")
 
-    @restores
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+    def _derive(self) -> None:
         self._bind_memory()
 
 
@@ -297,34 +291,6 @@ def _reuse_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any]) 
 def _numbered_fields(rows: Any, prefix: str) -> list[torch.Tensor]:
     """List the fields whose names are `prefix` and a number, in the order of the numbers."""
     return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
-
-
-def _overwrite(where: str, memory: Any, value: Any) -> None:
-    """Copy `value` into memory; raise unless structure and shapes are the same."""
-    if value is memory:
-        return
-    if isinstance(memory, TensorDictBase | tuple | list):
-        own_children, new_children = _children(memory), _children(value)
-        if own_children.keys() != new_children.keys():
-            raise SchemaError(
-                explain(where, f"the parts {list(own_children)}", list(new_children), "Assign exactly these parts.")
-            )
-        for key, part in own_children.items():
-            _overwrite(f"{where}.{key}", part, new_children[key])
-        return
-    if memory is None:
-        remedy = "The first step that has it makes room for it."
-        raise SchemaError(explain(where, "no assignment before the first step", type(value).__name__, remedy))
-    if not isinstance(value, torch.Tensor) or value.shape != memory.shape:
-        got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise SchemaError(explain(where, f"a tensor of shape {tuple(memory.shape)}", got, "Assign every step."))
-    memory.copy_(value.detach())
-
-
-def _children(value: Any) -> dict[Any, Any]:
-    if isinstance(value, tuple | list):
-        return dict(enumerate(value))
-    return dict(value.items()) if hasattr(value, "items") else {}
 
 
 def _minibatch_size(noun: str, total: int, num_mini_batches: int) -> int:
