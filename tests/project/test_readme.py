@@ -8,6 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from benchmarks.training import held_bytes
@@ -53,6 +55,19 @@ def test_the_first_block_counts_the_transitions_that_happened() -> None:
     assert f"holds 8,000 transitions, and {8_000 - len(replay)} of them" in PAGE
 
 
+def test_the_first_block_omits_exactly_the_dummy_steps() -> None:
+    env = gym.make_vec("CartPole-v1", num_envs=8)
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    ended, dummies = np.zeros(8, bool), 0
+    for _ in range(1_000):
+        _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        assert not reward[ended].any()
+        dummies += int(ended.sum())
+        ended = terminated | truncated
+    assert f"{dummies} of them never happened" in PAGE
+
+
 @pytest.fixture(scope="module")
 def trained_by_sb3() -> dict[str, Any]:
     """Return the trained models before ("-") and after ("+") the one-line change."""
@@ -72,11 +87,18 @@ def test_both_sides_of_the_one_line_change_train(trained_by_sb3: dict[str, Any],
 
 
 def test_the_tables_equal_the_saved_results() -> None:
-    pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     written = runpy.run_path(str(ROOT / "docs" / "front_page.py"))["written"]
     assert written(PAGE) == PAGE, "run python docs/front_page.py"
 
 
 def test_the_table_has_the_bytes_of_both_buffers_of_the_one_line_change(trained_by_sb3: dict[str, Any]) -> None:
     theirs, ours = (f"{held_bytes(trained_by_sb3[side].replay_buffer):,}" for side in "-+")
-    assert f"| the DQN above: 50,000 transitions of CartPole | {theirs} | {ours} |" in PAGE
+    page = (ROOT / "docs" / "migrating" / "stable_baselines3.md").read_text(encoding="utf-8")
+    assert f"| 50,000 transitions of CartPole | {theirs} | {ours} |" in page
+
+
+def test_every_file_linked_from_the_readme_exists() -> None:
+    linked = re.findall(r'\]\(([^)#:]+)\)|src="([^":]+)"', PAGE)
+    assert len(linked) > 20
+    for path in (first or second for first, second in linked):
+        assert (ROOT / path.partition("#")[0]).exists(), path

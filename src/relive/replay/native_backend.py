@@ -78,7 +78,7 @@ class NativeBackend(Backend):
 
     def continuity(self) -> ContinuityStats:
         """Return the continuity statistics of the steps written by this object."""
-        return ContinuityStats(*self._core.counted())
+        return ContinuityStats(*self._core.continuity_counts())
 
     def track_changes(self) -> None:
         self._core.keep_touched(True)

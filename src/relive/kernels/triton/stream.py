@@ -120,7 +120,7 @@ class DeviceStream(Randomness):
             return
         # An earlier format had one counter for all positions.
         has_one_counter = saved.spec("philox") == (torch.int64, (2,))
-        numbers = saved.shaped("philox", (2 if has_one_counter else 1 + CELLS,), torch.int64)
+        numbers = saved.read_array("philox", (2 if has_one_counter else 1 + CELLS,), torch.int64)
         if bool((numbers < 0).any()):
             raise saved.array_node("philox", numbers.tolist()).error("a key and numbers of draws, all at least 0")
         self.numbers[0].copy_(numbers[0])
