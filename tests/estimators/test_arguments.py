@@ -79,6 +79,10 @@ def gae(**changed: Any) -> Any:
             "value: expected real numbers, got torch.complex64. Pass its real part.",
         ),
         (
+            {"value": torch.zeros(5, 8).to(torch.float8_e4m3fn)},
+            "value: expected numbers or bools, got torch.float8_e4m3fn. Convert it with .float().",
+        ),
+        (
             {"value": torch.zeros(5, 8).to_sparse()},
             "value: expected a dense tensor, got torch.sparse_coo. Call .to_dense().",
         ),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_dense, check_device, type_name
+from relive.schema.fields import DTYPES
 
 
 def align(
@@ -35,6 +36,8 @@ def align(
         _check_same_place(name, value, first_name, first_value)
         if value.is_complex():
             raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
+        if value.dtype not in DTYPES:  # float8 and quantized dtypes, which torch does not compute with
+            raise SchemaError(explain(name, "numbers or bools", value.dtype, "Convert it with .float()."))
         if cast:
             dtype = torch.promote_types(dtype, value.dtype)
     return (

@@ -22,7 +22,7 @@ import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.schema.conversion import normalize_bools
-from relive.schema.fields import DTYPES_BY_NAME, dtype_name
+from relive.schema.fields import DTYPES, DTYPES_BY_NAME, dtype_name
 from relive.schema.suggestions import NAME_PATTERN
 from relive.storage.allocator import available_bytes
 
@@ -378,6 +378,9 @@ def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
     if not ARRAY_NAME_PATTERN.fullmatch(name):
         remedy = "Rename it in the state() of the sampler."
         raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME_PATTERN.pattern}", repr(name), remedy))
+    if tensor.dtype not in DTYPES:
+        expected, remedy = f"{name} with one of the dtypes {', '.join(DTYPES_BY_NAME)}", "Convert it in state()."
+        raise CheckpointError(explain("save", expected, tensor.dtype, remedy))
     return ArrayInfo(name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +120,18 @@ def test_it_is_told_of_writes_and_of_clear() -> None:
     replay = filled(Listening(), rows=2)
     replay.clear()
     assert told == [[0], [1], "clear"]
+
+
+class SamplerWithFloat8(rl.Sampler):
+    def sample(self, count: int) -> tuple[torch.Tensor, None]:
+        return self.storage.stored()[:count], None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"scale": torch.ones(1).to(torch.float8_e4m3fn)}
+
+
+def test_a_state_of_a_dtype_that_files_lack_is_refused_by_name(tmp_path: Path) -> None:
+    replay = rl.ReplayBuffer(4, obs=1, action=(), sampler=SamplerWithFloat8())
+    replay.add([0], 0.0, 1.0, False, False, [1])
+    with pytest.raises(rl.CheckpointError, match=r"sampler\.scale with one of the dtypes .*, got torch.float8_e4m3fn"):
+        replay.save(tmp_path / "saved")
