@@ -2,10 +2,9 @@
 
 Takes under ten minutes on a small GPU. Nothing is sent: please attach both files to an issue. Without a GPU,
 `--device interpreter` runs the supported sections at small sizes in Triton's interpreter.
-
-A section is a function that yields the rows of its table. Sections compare a device with the host bit for bit, or
-measure host and device time.
 """
+# A section is a function that yields the rows of its table. Sections compare a device with the host bit for bit, or
+# measure host and device time.
 
 from __future__ import annotations
 

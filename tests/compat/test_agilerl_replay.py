@@ -537,3 +537,9 @@ def test_n_step_and_prioritized_rows_go_together_by_their_indices() -> None:
     fused = n_step.sample_from_indices(batch["idxs"]).view(-1)
     assert torch.equal(fused["obs"], batch["obs"])
     assert torch.equal(fused["reward"], batch["reward"] * 111)
+
+
+@pytest.mark.parametrize("max_size", [None, (), {}, -1])
+def test_a_size_that_is_no_positive_int_is_refused(max_size: Any) -> None:
+    with pytest.raises(rl.SchemaError, match="max_size"):
+        ReplayBuffer(max_size)

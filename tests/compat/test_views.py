@@ -80,3 +80,22 @@ def test_a_key_of_a_dict_is_memory() -> None:
     assert memory["b"].eq(2).all()
     with pytest.raises(KeyError, match="x: expected one of"):
         view["c"] = torch.zeros(2)
+
+
+@pytest.mark.parametrize("memory", [torch.zeros(2), np.zeros(2)], ids=["torch", "numpy"])
+@pytest.mark.parametrize("value", [None, "x", object()], ids=["None", "text", "object"])
+def test_values_that_are_no_numbers_are_refused(memory: Any, value: Any) -> None:
+    with pytest.raises(SchemaError, match=r"x: expected .*shape \(2,\), got"):
+        assign("x", memory, value)
+
+
+def test_a_part_that_does_not_fit_leaves_the_other_parts_unchanged() -> None:
+    memory = tensors(0)
+    with pytest.raises(SchemaError, match=r"x\.b: expected shape \(2,\)"):
+        assign("x", memory, {"a": torch.ones(2, 3), "b": torch.ones(5)})
+    assert not memory["a"].any()
+
+
+def test_a_number_for_a_dict_is_named_in_the_message() -> None:
+    with pytest.raises(SchemaError, match=r"expected the keys \['a', 'b'\], got int"):
+        assign("x", tensors(0), 0)

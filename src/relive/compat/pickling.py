@@ -25,7 +25,7 @@ def restores(function: Callable[..., Any]) -> Callable[..., Any]:
         except (AttributeError, KeyError) as error:
             expected, got = "a pickle that this version of relive wrote", f"one that lacks {error}"
             remedy = "Load it with the version that wrote it."
-            raise IncompatibleCheckpoint(explain(function.__module__, expected, got, remedy)) from error
+            raise IncompatibleCheckpoint(explain(type(arguments[0]).__module__, expected, got, remedy)) from error
 
     return restore
 

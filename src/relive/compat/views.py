@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_keys, check_shape
+from relive.schema.checks import check_keys, check_shape, type_name
 from relive.schema.fields import Field
 
 
@@ -83,32 +83,41 @@ class WriteThroughTensorDict(TensorDict):
 
 
 def assign(where: str, memory: Any, value: Any) -> None:
-    """Copy a value into memory of the same structure and shapes; nothing to do if it is that memory.
+    """Copy a value into memory of the same structure and shapes; an error leaves the memory unchanged.
 
     Raises if the numbers would change in memory of integers or bools.
     """
+    for part, converted in list(_convert_parts(where, memory, value)):
+        part[...] = converted
+
+
+def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each tensor or array of the memory with its new content; nothing for a part that is assigned to itself."""
     if value is memory:
         return
     if memory is None:
         remedy = "Declare the field, or add a step that has it."
         raise SchemaError(explain(where, "a field of this buffer", "one without memory", remedy))
-    parts, new_parts = _parts(memory), _parts(value)
+    parts = _parts(memory)
     if parts is not None:
+        new_parts: Any = dict(enumerate(value)) if isinstance(value, tuple | list) else value
         check_keys(where, new_parts, parts.keys(), remedy="Assign every part.")
         for key, part in parts.items():
-            assign(f"{where}.{key}", part, new_parts[key])
+            yield from _convert_parts(f"{where}.{key}", part, new_parts[key])
         return
-    if isinstance(memory, torch.Tensor):
-        new: Any = torch.as_tensor(value, device=memory.device).detach()
-        converted, is_float = new.to(memory.dtype), memory.is_floating_point()
-    else:
-        new = np.asarray(value)
-        converted, is_float = new.astype(memory.dtype), memory.dtype.kind == "f"
-    check_shape(where, new, memory.shape, "Assign every step.")
+    is_tensor = isinstance(memory, torch.Tensor)
+    try:
+        new: Any = torch.as_tensor(value, device=memory.device).detach() if is_tensor else np.asarray(value)
+        check_shape(where, new, memory.shape, "Assign every step.")
+        converted = new.to(memory.dtype) if is_tensor else new.astype(memory.dtype)
+    except (TypeError, RuntimeError) as error:  # not numbers
+        expected = f"numbers of shape {tuple(memory.shape)}"
+        raise SchemaError(explain(where, expected, type_name(value), "Assign every step.")) from error
+    is_float = memory.is_floating_point() if is_tensor else memory.dtype.kind == "f"
     if not is_float and (converted != new).any():
         remedy = "Convert them, or declare a field that holds them."
         raise SchemaError(explain(where, f"numbers of {memory.dtype}", f"others, of {new.dtype}", remedy))
-    memory[...] = converted
+    yield memory, converted
 
 
 def _parts(tree: Any) -> Any:

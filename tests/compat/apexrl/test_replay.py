@@ -363,3 +363,11 @@ def test_axes_of_length_one_of_one_transition_make_no_difference() -> None:
     assert drawn["dones"].tolist() == [1, 1]
     with pytest.raises(rl.SchemaError, match="reward: expected shape"):
         buffer.add(**batch(1, 2, rewards=torch.ones(2, 1)))
+
+
+@pytest.mark.parametrize("obs_shape", [5, {"a": 5}], ids=["int", "dict"])
+def test_an_int_is_the_length_of_an_observation(obs_shape: Any) -> None:
+    buffer = apexrl.ReplayBuffer(4, obs_shape)
+    obs = {"a": torch.zeros(3, 5)} if isinstance(obs_shape, dict) else torch.zeros(3, 5)
+    buffer.add(obs, torch.zeros(3), torch.zeros(3), copy.deepcopy(obs), torch.zeros(3))
+    assert len(buffer) == 3

@@ -50,7 +50,9 @@ class ReplayBuffer(_OriginalReplayBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = max_size and check_positive_int("max_size", max_size)  # 0: a subclass stores the rows
+        self.max_size = (
+            0 if max_size == 0 else check_positive_int("max_size", max_size)
+        )  # 0: a subclass stores the rows
         self.device = device
         self.dtype = dtype
         self.counter = 0

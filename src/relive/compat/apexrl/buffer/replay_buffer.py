@@ -70,9 +70,6 @@ class ReplayBuffer:
         self.action_shape = tuple(action_shape)
         self.action_dtype = action_dtype
         """The dtype of actions; None until the first `add` if it was not declared."""
-        first_spec: Any = list_leaves("obs_shape", obs_shape, obs_shape)[0]
-        self._num_obs_axes = len(getattr(first_spec, "shape", first_spec))
-        """Number of axes of the first tensor of an observation."""
         self._num_written = 0
         """Number of transitions written since the last `clear`."""
         self._names = _CORE_NAMES if critic_obs_shape is None else _CORE_NAMES | _CRITIC
@@ -81,6 +78,16 @@ class ReplayBuffer:
         self._zero_flags: dict[int | None, torch.Tensor] = {}
         """`truncated` of the latest batch, by its size; None is a single transition."""
         self._core = self._new_core(action_dtype or torch.float32)
+        first_field: Any = declare(obs_shape, obs_dtype)
+        while isinstance(first_field, Mapping):
+            first_field = next(iter(first_field.values()))
+        self._num_obs_axes = len(first_field.shape)
+        """Number of axes of the first tensor of an observation."""
+
+    def _replace_core(self, action_dtype: torch.dtype) -> None:
+        """Make an empty core. The old one is freed first: two may not fit into memory."""
+        del self._core
+        self._core = self._new_core(action_dtype)
 
     def _new_core(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
         critic = {} if self.critic_obs_shape is None else _CRITIC
@@ -134,9 +141,9 @@ class ReplayBuffer:
             return
         if count is not None and count > self.capacity:
             raise ValueError(f"batch size {count} exceeds replay capacity {self.capacity}")
-        core, dtype = self._core, self.action_dtype or declare_action(actions, 0, self.action_shape, None).dtype
-        if not self._num_written and core.columns["action"].dtype != dtype:
-            core = self._new_core(dtype)
+        dtype = self.action_dtype or declare_action(actions, 0, self.action_shape, None).dtype
+        if not self._num_written and self._core.columns["action"].dtype != dtype:
+            self._replace_core(dtype)
         critic = self._critic_fields(critic_observations, next_critic_observations)
         next_obs = self._copy_if_shared(obs_leaves, to_device(next_observations, self.device))
         rewards, ended = to_device(rewards, self.device), convert_dones("dones", dones, self.device)
@@ -147,10 +154,10 @@ class ReplayBuffer:
             "truncated": self._no_truncations(count), "next_obs": next_obs, "dones": ended, **critic,
         }  # fmt: skip
         if count is None:
-            core.add(**step)
+            self._core.add(**step)
         else:
-            core.extend(step)
-        self._core, self.action_dtype = core, dtype
+            self._core.extend(step)
+        self.action_dtype = dtype
         self._num_written += count or 1
 
     def _no_truncations(self, count: int | None) -> torch.Tensor:
@@ -188,7 +195,7 @@ class ReplayBuffer:
         """Remove every transition."""
         self._num_written = 0
         self._seed += 1  # other draws than before
-        self._core = self._new_core(self._core.columns["action"].dtype)  # core.clear() would not return to row 0
+        self._replace_core(self._core.columns["action"].dtype)  # core.clear() would not return to row 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the transitions as tensors, dicts, dtypes and numbers, for `torch.load(…, weights_only=True)`.
