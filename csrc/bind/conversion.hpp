@@ -172,7 +172,7 @@ public:
         PyErr_Clear();
     }
 
-    // Set numpy.ndarray, to be read directly if this agrees with the buffer protocol for all `probes`.
+    // Set numpy.ndarray. Arrays are read directly if that gives the same views as the buffer protocol for all `probes`.
     void set_numpy(PyObject* array_type, PyObject* const* probes, size_t count) {
         for (size_t i = 0; i < count; ++i) {
             Array direct, buffered;

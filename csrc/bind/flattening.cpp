@@ -17,7 +17,7 @@ struct Field {
     Py_ssize_t leaves = 1;
 };
 
-// Leaves a recursive call that Py_EnterRecursiveCall entered.
+// Calls Py_LeaveRecursiveCall at the end of its scope, after a successful Py_EnterRecursiveCall.
 struct Depth {
     ~Depth() { Py_LeaveRecursiveCall(); }
 };

@@ -30,7 +30,7 @@ struct TreeScale {
     static constexpr double kNormal = 0x1p-64, kTiny = 0x1p+512;
     static constexpr double kTooSmall = 0x1p-800;   // lower bound of a total in normal scale
     static constexpr double kTooLarge = 0x1p+300;   // upper bound of a total in tiny scale
-    static constexpr double kTinyLeaf = 0x1p-700;   // all leaves are below this if the normal total is too small
+    static constexpr double kTinyLeaf = 0x1p-700;   // if the normal total is below kTooSmall, all leaves are below this
 };
 
 // Sum of a group, pairwise: four independent additions at a time.
@@ -173,7 +173,7 @@ public:
     void rebuild() noexcept {
         sum_all(TreeScale::kNormal);
         if (summary_.has_minima != 0) renew_all_minima();
-        summary_.tiny = summary_.root < TreeScale::kTooSmall;  // may be set although no leaf vanishes
+        summary_.tiny = summary_.root < TreeScale::kTooSmall;  // may be true although no leaf vanishes
         rescale();
     }
 

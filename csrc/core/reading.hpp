@@ -63,7 +63,7 @@ struct ReadPlan {
     std::vector<ReadGroup> groups;
     std::vector<LeafRead> reads;  // leaves in the order of the batch
     std::vector<double> powers;   // the powers γ^0 to γ^n
-    bool needs_extents;           // some slot depends on the extent of the episode
+    bool needs_extents;           // whether some slot depends on the extent of the episode
 
     bool is_packed() const { return layout == Layout::kPacked; }
     int64_t length() const { return before + 1 + after; }  // number of steps of a packed sequence
@@ -91,7 +91,7 @@ struct ReadPlan {
     }
 };
 
-// Write the slots of a row and the following steps to `out`; -1 from the first step on that is not stored.
+// Write the slots of a row and of the steps after it to `out`; -1 from the first missing step on.
 inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool cross, int64_t* out) {
     for (int64_t j = 0; j < length; ++j) {
         out[j] = slot;
@@ -277,7 +277,7 @@ private:
 
     // The slots of a group.
     struct GroupSlots {
-        const int64_t* at = nullptr;  // `slots`, or the slots that several groups share
+        const int64_t* at = nullptr;  // points to `slots`, or to slots that several groups share
         std::vector<int64_t> slots;
         std::vector<SlotRun> runs;  // runs of slots, for packed sequences
         size_t mask = 0;            // index of the mask tensor; 0: none

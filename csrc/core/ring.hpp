@@ -18,8 +18,8 @@ namespace relive {
 enum Kind : uint8_t {
     kEmpty = 0,       // no row, or an expired one
     kTransition = 1,  // a row that can be sampled; the following row holds its next observation
-    kFinal = 2,       // only an observation: the last one of an episode that ended or was cut
-    kPending = 3,     // only an observation: the newest one, until the step that starts there is written
+    kFinal = 2,       // a row with only an observation: the last one of an episode that ended or was cut
+    kPending = 3,     // a row with only an observation: the newest one, until the step that starts with it is written
     kHistory = 4,     // a transition too old to be sampled, kept for frame stacks of younger rows
 };
 

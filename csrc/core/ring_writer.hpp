@@ -291,13 +291,13 @@ private:
     // Count the episode end before step i if it is still stored. Episodes of one step are ignored: a bandit may
     // legitimately pass the next context as the next observation.
     void count_end(int64_t env, int64_t i) {
-        const int64_t row = minus(ring_.head[env], 2);  // the last step; the row after it holds the final observation
+        const int64_t row = minus(ring_.head[env], 2);  // row of the last step; the row after it holds the final observation
         if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
         const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
         const bool terminated = memory_.leaf(memory_.terminated).column[flat];
-        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // the episode was cut, without an end
+        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // the episode was cut and has no end
         continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
     }
 
@@ -369,7 +369,7 @@ private:
         std::vector<int64_t>* slots = touched_slots();
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
-        bool open = ring_.open[env];  // whether the row already has its observation
+        bool open = ring_.open[env];  // whether the head row already holds its observation
         const bool continues = !open || reset || block.continues_pending(row, env, i);
         if (!open) count_end(env, i);
         else continuity.count_start(reset ? block.starts_with(ring_.at(row, env), i) : continues, reset);

@@ -306,7 +306,7 @@ class Archive:
         try:
             self._write_atomically(manifest_file(manifest.number), [data])
         finally:
-            if self.exists(manifest.number):  # also if the write was interrupted after the file was complete
+            if self.exists(manifest.number):  # also true if the write was interrupted after the manifest was complete
                 self._uncommitted_files.clear()
         self.files.sync_folder("manifests")
 
@@ -319,7 +319,7 @@ class Archive:
             numbers = self.numbers()
             unread = {number for number in numbers if number not in summaries}
             if any(map(self._is_valid, unread)):
-                return  # a manifest became readable again, but its files are not in `summaries`
+                return  # a manifest is readable again, but `summaries` lacks its files: remove nothing
             lineage_numbers = [
                 number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage
             ]
@@ -409,7 +409,7 @@ class Archive:
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # reading it raises the error
+            return True  # the manifest exists; reading it later raises this error
         return True
 
     def require_files(self, manifest: Manifest) -> None:
@@ -439,7 +439,7 @@ class Archive:
     def fill(self, folder: str, file: FileInfo) -> Callable[[int, memoryview], None]:
         """Return a function `fill(offset, target)` that copies verified bytes of a file."""
         name = f"{folder}/{file.name}"
-        last = -1, b""  # the last chunk and its index: most arrays are small
+        last = -1, b""  # index and bytes of the last chunk, cached: most arrays are smaller than a chunk
 
         def read_chunk(i: int) -> bytes:
             nonlocal last

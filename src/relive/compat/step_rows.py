@@ -147,7 +147,7 @@ class StepRows:
             self._bind()
         step_values, last = list(values), -1
         misfit = self._writer.write(self._step, tuple(step_values), None)
-        while misfit > last:  # a later leaf each time: all leaves before `misfit` fit
+        while misfit > last:  # each round converts a later leaf: all leaves before `misfit` fit
             step_values[misfit] = self._fit(misfit, step_values[misfit])
             misfit, last = self._writer.write(self._step, tuple(step_values), None), misfit
         if misfit >= 0:
@@ -160,7 +160,7 @@ class StepRows:
             raise misaligned_error(self._leaves[places[misfit]][0])
 
     def _fit(self, place: int, value: Any) -> torch.Tensor:
-        """Convert a value to the shape, dtype and device of leaf `place`."""
+        """Convert a value to the shape, dtype and device of the leaf with this number."""
         name, row = self._leaf_rows[place]
         if value is None and self._remedy is not None:
             raise SchemaError(explain(name, "a tensor", None, self._remedy))
@@ -171,7 +171,7 @@ class StepRows:
         return self._first_leaf[self._step - 1] if self._step else None
 
     def stage(self, values: Sequence[Any]) -> None:
-        """Copy values of the next step; values that are None follow with `write`."""
+        """Copy the values of the next step that are not None; `write` takes the others."""
         places = tuple(i for i, value in enumerate(values) if value is not None)
         self._refuse_second(self._staged_leaves.intersection(places), "Stage it once per step.")
         self._write_some(places, values)

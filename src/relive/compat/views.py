@@ -83,7 +83,7 @@ class WriteThroughTensorDict(TensorDict):
 
 
 def assign(where: str, memory: Any, value: Any) -> None:
-    """Copy a value into memory of the same structure and shapes; nothing to do if it is that memory.
+    """Copy a value into memory of the same structure and shapes; do nothing if the value is that memory.
 
     Raises if the numbers would change in memory of integers or bools.
     """

@@ -31,7 +31,7 @@ FinalObs: TypeAlias = Literal["drop", "repeat"] | None
 """Treatment of an episode's last step if it was truncated and the file lacks its next observation."""
 
 _OVERLAP_ROWS = 2
-"""Number of rows to hold back until the next part is read: dropping a last step also changes the step before it."""
+"""Number of rows to hold back until the next part is read: dropping an episode's last step changes the one before."""
 
 _STANDARD_FIELDS: dict[type, tuple[str, ...]] = {
     ReplayBuffer: STEP_FIELDS,
@@ -224,10 +224,10 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
                 replay.cut(env_ids())
                 env = None
     finally:
-        if env is not None:  # reading failed inside an episode: end the episode
+        if env is not None:  # an error occurred inside an episode: end the episode
             replay.cut(env_ids())
     if int((replay.storage.heads - before).max()) <= replay.capacity // len(steps):
-        return sum(steps)  # nothing was overwritten: no need for the ids of all rows
+        return sum(steps)  # no added row was overwritten: all are still stored
     row, column = replay.ids() // len(steps), replay.ids() % len(steps)
     return int((row >= before[column]).sum())
 

@@ -166,7 +166,7 @@ class _Hdf5Source(RowSource):
         return {column: _column_spec(array) for column, array in first.arrays.items() if not self._is_hidden(column)}
 
     def default_path(self, column: str) -> tuple[str, ...]:
-        if column == "obs/obs":  # `to_hdf5` writes an observation without parts like this
+        if column == "obs/obs":  # the name that `to_hdf5` gives to an observation without named parts
             return ("obs",)
         first, *rest = column.split("/")
         return (self._fields.get(first, first), *rest)

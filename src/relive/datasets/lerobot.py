@@ -124,7 +124,7 @@ def _read_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
     while head := body.read(1)[0]:
         field = field + (head >> 4) if head >> 4 else _read_number(body)
         kind = head & 15
-        if kind in (1, 2):  # booleans: the kind is the value
+        if kind in (1, 2):  # Thrift stores a boolean as its type: 1 is true, 2 is false
             fields[field] = kind == 1
         elif kind in (4, 5, 6):
             fields[field] = _read_number(body)

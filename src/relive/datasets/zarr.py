@@ -208,7 +208,7 @@ def _require_blosc(body: Any) -> None:
         raise ValueError(f"a header that says {length:,} bytes, in a file of {len(body):,}")
     if version != 2 or flags & 0x08:
         raise ValueError(f"the version {version} and the flags {flags:#04x}")
-    # With a remainder, c-blosc would fill the end of each block from uninitialised memory.
+    # If the item size did not divide a block, c-blosc would fill the block's end from uninitialised memory.
     if not typesize or not 0 < blocksize <= nbytes or (blocksize > typesize and blocksize % typesize):
         raise ValueError(f"blocks of {blocksize:,} bytes, of items of {typesize}, in a chunk of {nbytes:,}")
     if flags & _BLOSC_COPY_FLAG:

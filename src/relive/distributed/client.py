@@ -160,7 +160,7 @@ class Calls:
             ray.kill(actor)
         deadline = self.deadline()
         for shard in range(len(self._actors)):
-            with suppress(ShardUnavailable):  # raised once the process has ended
+            with suppress(ShardUnavailable):  # a call raises this once the process of the shard has ended
                 while time.monotonic() < deadline:
                     self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
                     time.sleep(_RETRY_PAUSE)
@@ -201,7 +201,7 @@ class ClientReader:
         self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]
     ) -> Any:
         with reader.lock.within(deadline - time.monotonic()) as is_locked:
-            if not is_locked:  # for example while the shard saves many rows
+            if not is_locked:  # the shard holds the lock, for example while it saves many rows
                 raise self._calls.timeout_error(shard)
             return getattr(reader, verb)(*arguments)
 
@@ -229,7 +229,8 @@ class ClientReader:
             return None
         key = [self._seed or 0, shard, location.ids.life]
         seed = None if self._seed is None else int(np.random.SeedSequence(key).generate_state(1)[0])
-        with suppress(ConnectionError, SchemaError, OSError):  # the memory is on another machine, or not accessible
+        # Raised if the memory is on another machine, or not accessible.
+        with suppress(ConnectionError, SchemaError, OSError):
             reader = ShardReader(self._plan, connect(location.handle, seed=seed), location.ids)
             return _LocalShard(location.process, reader)
         return None

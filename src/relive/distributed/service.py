@@ -315,7 +315,7 @@ class ReplayService:
         except NotReadyError:
             if not self._sender.pending:
                 raise
-            self._sender.flush(deadline)  # pending rows of this client may be enough
+            self._sender.flush(deadline)  # with the pending rows of this client there may be enough
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 

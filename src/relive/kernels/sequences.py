@@ -123,7 +123,7 @@ def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
     nth = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
     start = begin[run] + nth * spec.stride
     count = torch.minimum(length[run], stop[run] - start)
-    before = ended[:-1] if mask is None else ~mask[:-1]  # `mask` excludes only reset rows
+    before = ended[:-1] if mask is None else ~mask[:-1]  # a mask excludes reset rows only; an episode starts after each
     is_first = torch.cat([flags.starting.unsqueeze(0), before])
     return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
 

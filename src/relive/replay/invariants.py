@@ -160,7 +160,7 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
     )
     # After rows were dropped, the oldest remaining rows lack older frames and only serve later stacks.
     may_be_history = ~host.is_sampleable | host.is_early
-    may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes its row history
+    may_be_history |= bool(rows.mutable)  # after a power failure, a row that was being rewritten becomes history
     host.require(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
     )

@@ -169,7 +169,7 @@ class Ring:
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode after each slot."""
-        # Repeated twice: episodes continue across the end of the ring.
+        # Two copies of the ring, one after the other: episodes continue across its end.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
         return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
@@ -189,7 +189,7 @@ class Ring:
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
     def _distance_to_stop(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return the distance from each place back to the nearest earlier stop in its column."""
+        """Return the distance from index `place` of `stops` back to the nearest stop, in the column of each slot."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
         last = torch.where(stops, places, -1).cummax(0).values
         return place - last[place, slots % self.num_envs]
@@ -255,7 +255,7 @@ class Ring:
         self.drop_before(torch.where(where, self.head + reach - self.slots, 0))
 
     def drop_before(self, below: torch.Tensor) -> None:
-        """Drop all rows before `below` [N], before a missing row, and final rows without a transition before them."""
+        """Drop all rows before `below` [N] or before a missing row, and final rows that no transition precedes."""
         row, kind = self.row_numbers(), self.kind
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
         below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
@@ -343,7 +343,7 @@ class HostRing:
         return rows % self.capacity
 
     def next_slots(self, count: int) -> list[tuple[slice, slice]]:
-        """Split the next `count` rows into consecutive slots: pairs (rows, slots), of the last `capacity` rows."""
+        """Return slices (rows, slots) for the next `count` rows; only their last `capacity` rows are stored."""
         if self.head + count > MAX_ID:
             raise OverflowError(explain("add", "ids below 2^63", f"{self.head + count} rows", "Make a new buffer."))
         start = max(count - self.capacity, 0)

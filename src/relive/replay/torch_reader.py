@@ -40,7 +40,7 @@ class EpisodeExtent(NamedTuple):
 
 
 def mark_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mask [n, B], True from the first row that is not a step, and the number of True rows [B]."""
+    """Return a mask [n, B] of the rows from the first one that is not a step on, and their number [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 

@@ -170,7 +170,7 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryR
     raise SchemaError(explain("out", "leaves with memory of their own", got, remedy))
 
 
-@functools.lru_cache(maxsize=64)  # a training loop passes the same tensors again and again
+@functools.lru_cache(maxsize=64)  # cached: a training loop passes the same tensors again and again
 def _find_overlap(targets: tuple[MemoryRange, ...], own: tuple[MemoryRange, ...]) -> tuple[int, int] | None:
     """Return the positions in `targets + own` of two ranges that overlap, at least one of them a target."""
     ranges = targets + own

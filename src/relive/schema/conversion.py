@@ -282,7 +282,7 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torc
 
 
 def _is_host(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu  # a function, which tests replace to simulate a device
+    return tensor.is_cpu  # a function, so that tests can replace it to simulate a device
 
 
 def _max_finite(dtype: torch.dtype) -> float:

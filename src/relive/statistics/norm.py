@@ -239,7 +239,7 @@ class RunningNorm(Accumulator):
             require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
 
     def config(self) -> list[Any]:
-        """Return the arguments of an equal norm without rows, as JSON."""
+        """Return the constructor's arguments as JSON."""
         return [list(self.shape), self.eps, self.clip]
 
 

@@ -230,7 +230,7 @@ class DiskAllocator(Allocator):
         """Called after the lock was acquired: another thread may have closed the folder during the wait."""
         if not self.is_open:
             ClosedLock().__enter__()
-        if self._is_closing:  # close() was interrupted
+        if self._is_closing:  # an earlier close() was interrupted
             self.commit()
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -334,7 +334,7 @@ class DiskAllocator(Allocator):
                 self._files.reserve(file, nbytes)
             except OSError as error:
                 if self.reopened:
-                    continue  # the process that created the file reserved its space
+                    continue  # the space was reserved by the process that created the file
                 free, remedy = f"{self._files.free_bytes():,} bytes free ({error.strerror})", "Free disk space."
                 where = f"{self._root}: {name}"
                 raise MemoryError(explain(where, f"room for {nbytes:,} bytes", free, remedy)) from error
@@ -422,7 +422,7 @@ class DiskAllocator(Allocator):
             step = array.tensor[0].nbytes
             for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
-            if head >= slots:  # before the first overwrite nothing is read
+            if head >= slots:  # until then nothing is overwritten, so that nothing has to be read
                 for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
                     _read_ahead(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
@@ -431,7 +431,7 @@ class DiskAllocator(Allocator):
 
     def _publish(self) -> None:
         """Create FORMAT, which declares the folder to be disk memory."""
-        if _UNPUBLISHED_FORMAT in self._files.names(""):  # renamed by _unpublish()
+        if _UNPUBLISHED_FORMAT in self._files.names(""):  # `_unpublish` has renamed FORMAT: rename it back
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
             self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])

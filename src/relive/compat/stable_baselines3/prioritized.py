@@ -99,7 +99,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
-        if weight is None:  # the rows were not drawn by priority
+        if weight is None:  # rows that were not drawn by priority have weight 1
             weight = batch["reward"].new_ones(len(batch))
         samples: Any = super()._samples(batch, env)
         return PrioritizedReplayBufferSamples(
@@ -142,7 +142,8 @@ class _PrioritizedAlgorithm:
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Draw batches, learn from each, and log the means."""
         buffer = self.replay_buffer
-        if not hasattr(buffer, "update_priorities"):  # for example after loading a file of another algorithm
+        # Possible after loading a replay buffer that another algorithm saved.
+        if not hasattr(buffer, "update_priorities"):
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
             raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
         buffer.progress_remaining = self._current_progress_remaining

@@ -255,12 +255,12 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     before the end.
     """
     node = tl.zeros((BLOCK,), tl.int64)
-    first = (root + 1) // 16  # index after the last node
+    first = (root + 1) // 16  # first node of a level; at the start, the index after the last node
     for i in range(levels):
         shift = 4 * (levels - i)
         nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
         first -= nodes
-        node = tl.minimum(node, nodes - 1)  # has an effect only if sums are wrong or all zero
+        node = tl.minimum(node, nodes - 1)  # changes `node` only if sums are wrong or all zero
         at = (first + node) * 16
         ends = tl.load(sums + at[:, None] + tl.arange(0, 16)[None, :])
         inside = tl.minimum(point, _next_smaller(tl.max(ends, axis=1)))

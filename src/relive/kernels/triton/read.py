@@ -74,12 +74,12 @@ def _copy_leaf(stored, out, first, slot, item, mask, start, stop, num_envs, size
 
 @triton.jit
 def _count_steps(kind, slot, is_row, num_envs, size, n, STEPS: tl.constexpr):
-    """Count the steps per row: up to n, until the end of the episode or the newest row."""
+    """Count the steps from each row on: up to n, fewer at the end of the episode or at the newest row."""
     step = tl.arange(0, STEPS)
     at = step_forward(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
     inside = is_row[:, None] & (step < n)[None, :]
     is_step = tl.load(kind + at, inside, other=0) == TRANSITION
-    # The row itself is always a step.
+    # Step 0 is the row itself, which always counts.
     ends = tl.where(is_step | (step == 0)[None, :], n, step[None, :])
     return tl.min(ends, axis=1).to(tl.int64)
 

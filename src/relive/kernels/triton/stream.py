@@ -33,7 +33,7 @@ MAX_DRAWS = CELLS * CELL.value
 
 @triton.jit
 def random_pair(key, call, position, turn):
-    """Draw two uniform non-negative int64 per position [B], from its counter [B] and a turn within the call."""
+    """Draw two uniform non-negative int64 per position [B], from its counter [B] and the draw's number in the call."""
     low = (call & 0xFFFFFFFF).to(tl.uint32)
     high = ((call >> 32) & 0xFFFFFFFF).to(tl.uint32)
     a, b, c, d = tl.philox(key, position.to(tl.uint32), low, high, (position * 0 + turn).to(tl.uint32))

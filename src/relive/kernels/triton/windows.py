@@ -38,7 +38,7 @@ def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: 
     row_kind = tl.load(kind + slot, inside, other=0)
     is_step = inside & (row_kind == TRANSITION)
     if not BACK:
-        is_step = is_step | (inside & (distance == 0))  # the row itself is always a step
+        is_step = is_step | (inside & (distance == 0))  # the row at distance 0 always counts as a step
     is_stop = ~is_step
     if CROSS:
         is_stop = is_stop & (row_kind != FINAL)

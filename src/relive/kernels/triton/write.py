@@ -117,7 +117,7 @@ def _store(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _find_expiring(kind, row, slot, mask, slots, num_envs, size, alive):
-    """Find the slots that leave the sampling window when the rows at `slot` become the newest; mask of transitions."""
+    """Return the slots that leave the sampling window when `slot` becomes the newest, and a mask of transitions."""
     expiring = step_forward(slot, slots - alive, num_envs, size)
     row_kind = tl.load(kind + expiring, mask, other=0)
     return expiring, mask & (row >= alive) & (row_kind == TRANSITION)
@@ -234,7 +234,8 @@ def write_kernel(
         if HAS_HISTORY:
             tl.store(kind + expiring, _as_byte(env, HISTORY), expires)
             tl.store(kind + next_expiring, _as_byte(env, HISTORY), next_expires)
-            tl.debug_barrier()  # with one row of history, `expiring` and `next_slot` are the same slot
+            # With one row of history, `expiring` and `next_slot` are the same slot: keep the order of the stores.
+            tl.debug_barrier()
         tl.store(kind + pending, _as_byte(env, FINAL), is_cut)
         tl.store(kind + slot, tl.where(is_reset, FINAL, TRANSITION).to(tl.uint8), valid)
         tl.store(first + slot, _as_byte(env, 1), starts)

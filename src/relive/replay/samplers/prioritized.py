@@ -220,7 +220,7 @@ class Prioritized(Sampler):
         state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": draws}
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # `state` also makes tensors of numbers, for every batch
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`, which makes new tensors in every call
         return (self.tree.leaves_view(),) if self.is_ours else ()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -354,7 +354,7 @@ class _DevicePrioritized(Prioritized):
         ring = self._ring
         self._where = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
         if self.normalize == "global":
-            self.tree.smallest()  # from now on the tree maintains its minima
+            self.tree.smallest()  # makes the tree maintain its minima from now on
 
     @property
     def _largest(self) -> Any:

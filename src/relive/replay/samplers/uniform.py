@@ -99,7 +99,7 @@ class WithoutReplacement(Sampler):
         slots, remaining_ids = self._take_stored(self._remaining_ids, count)
         if len(slots) < (count if self.drop_last else 1):
             slots, remaining_ids = self._take_stored(self.storage.ids(shuffled(self.storage.stored(), self.rng)), count)
-        self._remaining_ids = remaining_ids  # one assignment: Ctrl-C cannot come between two
+        self._remaining_ids = remaining_ids  # a single assignment, which Ctrl-C cannot leave half done
         return slots, None
 
     def _take_stored(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -253,7 +253,7 @@ class Counted(Sampler):
 
     sampler: Sampler = field(default_factory=Uniform)
 
-    independent = False  # not independent: a repeated draw would be counted twice
+    independent = False  # a repeated draw would be counted twice
     keeps_state_in_memory = True
 
     def __post_init__(self) -> None:
@@ -305,7 +305,7 @@ class Counted(Sampler):
     def state(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.state()}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`: the inner sampler may be a user's
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # does not call `state`: the inner sampler may be a user's
         return self._counts, *self._inner.own_arrays()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:

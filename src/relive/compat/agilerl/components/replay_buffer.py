@@ -50,7 +50,8 @@ class ReplayBuffer(_OriginalReplayBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = max_size and check_positive_int("max_size", max_size)  # 0: a subclass stores the rows
+        # 0 for a subclass that stores the rows itself.
+        self.max_size = max_size and check_positive_int("max_size", max_size)
         self.device = device
         self.dtype = dtype
         self.counter = 0

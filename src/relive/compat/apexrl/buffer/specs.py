@@ -31,7 +31,7 @@ def plain_spec(spec: Any) -> Any:
 
 def list_leaves(where: str, tree: Any, value: Any) -> list[Any]:
     """List the leaves of `value` in the order of `tree`, which has the same structure; the leaves of None are None."""
-    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:  # fast path of `add`
+    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:  # fast path for `add` with a single tensor
         return [value]
     if not is_tree(tree):
         if is_tree(value):
