@@ -21,7 +21,7 @@ struct CountedSteps {
     int64_t steps, envs;
     const int64_t* env_ids;  // [envs]; null: all environments in order
     const CountedLeaf* leaves;
-    std::vector<uint8_t> resetting;   // [envs] whether the first step is a reset; `find_transitions` advances it past the last step
+    std::vector<uint8_t> resetting;   // [envs] whether the first step is a reset; set by `find_transitions` for the step after the last
     std::vector<uint8_t> transition;  // [steps, envs]; empty: all steps are transitions
     std::vector<int64_t> played;      // number of transitions per step
 

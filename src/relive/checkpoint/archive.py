@@ -326,10 +326,10 @@ class Archive:
             removed = unread | set(lineage_numbers) - set(islice(filter(self._is_valid, lineage_numbers), keep))
             needed = {name for number in summaries if number not in removed for name in summaries[number].files}
             matches = {name: _MANIFEST_PATTERN.fullmatch(name) for name in self.files.regular_names("manifests")}
-            old = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
-            for name in old:
+            removed_names = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
+            for name in removed_names:
                 self.files.remove(f"manifests/{name}")
-            if old:
+            if removed_names:
                 self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
                 self._remove_saved(folder, needed)
@@ -439,17 +439,17 @@ class Archive:
     def fill(self, folder: str, file: FileInfo) -> Callable[[int, memoryview], None]:
         """Return a function `fill(offset, target)` that copies verified bytes of a file."""
         name = f"{folder}/{file.name}"
-        last = -1, b""  # index and bytes of the last chunk, cached: most arrays are smaller than a chunk
+        cached_chunk = -1, b""  # index and bytes of the last chunk, cached: most arrays are smaller than a chunk
 
         def read_chunk(i: int) -> bytes:
-            nonlocal last
-            if last[0] != i:
+            nonlocal cached_chunk
+            if cached_chunk[0] != i:
                 start = i * CHUNK_BYTES
                 with self._open(name) as descriptor:
                     data = self.files.read_at(descriptor, min(CHUNK_BYTES, file.nbytes - start), start)
                 require_checksum(name, file, i, len(data), crc32(data))
-                last = i, data
-            return last[1]
+                cached_chunk = i, data
+            return cached_chunk[1]
 
         def fill(offset: int, target: memoryview) -> None:
             while len(target):

@@ -220,16 +220,16 @@ class Rows:
         envs, slots, step = len(self.first), self.slots, self.step
         if self.has_equal_bounds:
             first, stop = int(self.first[0]), int(self.stop[0])
-            edges = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
-            runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(edges)]
+            boundaries = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
+            runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(boundaries)]
             return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
         return list(self.flat_slots(slots).split(step))
 
     @property
     def step(self) -> int:
         """Number of rows per copy."""
-        widest = max(column[0, 0].nbytes for column in self.columns.values())
-        return max(_COPY_BYTES // max(widest, 1), 1)
+        max_row_bytes = max(column[0, 0].nbytes for column in self.columns.values())
+        return max(_COPY_BYTES // max(max_row_bytes, 1), 1)
 
     @property
     def has_equal_bounds(self) -> bool:

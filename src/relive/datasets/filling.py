@@ -70,9 +70,9 @@ def slice_leaves(tree: Any, at: Any) -> Any:
     return map_leaves(lambda leaf: leaf[at], tree)
 
 
-def join_leaves(tree: Any, more: Any) -> Any:
+def join_leaves(tree: Any, next_tree: Any) -> Any:
     """Concatenate the leaves of two nested dicts along their first axis."""
-    return map_leaves(lambda *leaves: np.concatenate(leaves), tree, more)
+    return map_leaves(lambda *leaves: np.concatenate(leaves), tree, next_tree)
 
 
 def split_episodes(
@@ -163,9 +163,9 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}[type(buffer)]
     num_stored = write(name, buffer, blocks)
     if shortened_episodes and final_obs is None:
-        lost = f"{len(shortened_episodes)} last step{'s' if len(shortened_episodes) > 1 else ''} without"
+        got = f"{len(shortened_episodes)} last step{'s' if len(shortened_episodes) > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
-        warn_user(explain(name, "a next observation for every step", lost, remedy))
+        warn_user(explain(name, "a next observation for every step", got, remedy))
     steps -= len(shortened_episodes)
     if num_stored < steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."

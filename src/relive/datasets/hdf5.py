@@ -271,8 +271,8 @@ def _count_rows(array: Any) -> int:
 
 def _column_spec(array: Any) -> ColumnSpec:
     shape = tuple((array.shape or ())[1:])
-    is_loose = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
-    return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=is_loose)
+    has_loose_axis = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
+    return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=has_loose_axis)
 
 
 def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
@@ -439,15 +439,15 @@ def _require_stored_bytes(where: str, dataset: Any, file_bytes: int) -> None:
 def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
     """Raise if decoding a chunk may take more than `max_bytes`: HDF5 inflates a chunk before it checks its size."""
     filters = dataset.id.get_create_plist()
-    codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
-    compressors = [code for code in codes if code in _MAX_EXPANSIONS]
+    filter_codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    compressors = [code for code in filter_codes if code in _MAX_EXPANSIONS]
     if (
         len(compressors) > 1
-        or len(set(codes)) < len(codes)
-        or not {*codes} <= {*_MAX_EXPANSIONS, _SHUFFLE_FILTER, _CHECKSUM_FILTER}
+        or len(set(filter_codes)) < len(filter_codes)
+        or not {*filter_codes} <= {*_MAX_EXPANSIONS, _SHUFFLE_FILTER, _CHECKSUM_FILTER}
     ):
         raise dataset_error(
-            where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {codes}"
+            where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {filter_codes}"
         )
     nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
     if nbytes > max_bytes:

@@ -519,9 +519,9 @@ def _arrow_array(rows: np.ndarray) -> Any:
     """Convert rows [K, …] to an Arrow array: numbers, lists of numbers, or images as lossless PNG."""
     pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
     if is_image(inner, rows.dtype):
-        bodies = pyarrow.array([_encode_png(row) for row in rows], pyarrow.binary())
+        png_images = pyarrow.array([_encode_png(row) for row in rows], pyarrow.binary())
         paths = pyarrow.nulls(len(rows), pyarrow.string())
-        return pyarrow.StructArray.from_arrays([bodies, paths], ["bytes", "path"])
+        return pyarrow.StructArray.from_arrays([png_images, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
     if inner == (1,):  # LeRobot stores a vector of length 1 as a number
         return values

@@ -186,9 +186,9 @@ def _zstd_size(body: Any) -> int:
     magic, head = struct.unpack_from("<IB", body)
     if magic != 0xFD2FB528:
         raise ValueError(f"the magic number {magic:08x}")
-    single, dictionary = (head >> 5) & 1, (0, 1, 2, 4)[head & 3]
-    width = (single, 2, 4, 8)[head >> 6]
-    field = bytes(body[5 + (1 - single) + dictionary :][:width])
+    is_single_segment, dictionary = (head >> 5) & 1, (0, 1, 2, 4)[head & 3]
+    width = (is_single_segment, 2, 4, 8)[head >> 6]
+    field = bytes(body[5 + (1 - is_single_segment) + dictionary :][:width])
     if not width or len(field) < width:
         raise ValueError("a frame without its size")
     return int.from_bytes(field, "little") + (256 if width == 2 else 0)
@@ -327,8 +327,8 @@ class ZarrArray:
         length = min(self.spec.chunks[0], self.spec.shape[0])
         band = np.empty((length, *self.spec.shape[1:]), self.spec.dtype)
         for inner in itertools.product(*map(range, self._grid[1:])):
-            lows = [i * chunk for i, chunk in zip(inner, self.spec.chunks[1:], strict=True)]
-            place = tuple(slice(low, low + chunk) for low, chunk in zip(lows, self.spec.chunks[1:], strict=True))
+            starts = [i * chunk for i, chunk in zip(inner, self.spec.chunks[1:], strict=True)]
+            place = tuple(slice(low, low + chunk) for low, chunk in zip(starts, self.spec.chunks[1:], strict=True))
             part = band[(slice(None), *place)]
             part[...] = self._read_chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
         return band

@@ -229,7 +229,7 @@ class ClientReader:
             return None
         key = [self._seed or 0, shard, location.ids.life]
         seed = None if self._seed is None else int(np.random.SeedSequence(key).generate_state(1)[0])
-        # Raised if the memory is on another machine, or not accessible.
+        # These errors mean that the memory is on another machine, or not accessible.
         with suppress(ConnectionError, SchemaError, OSError):
             reader = ShardReader(self._plan, connect(location.handle, seed=seed), location.ids)
             return _LocalShard(location.process, reader)

@@ -125,7 +125,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         if kind is None:
             self.flush()
 
@@ -298,9 +298,9 @@ class ReplayService:
         with ThreadPoolExecutor(1, initializer=worker_call_site.set, initargs=(find_call_site(),)) as executor:
             next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
             while True:
-                ready = next_batches.result()
+                batches = next_batches.result()
                 next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
-                yield from ready
+                yield from batches
 
     def _sample(
         self, count: int, batch_size: int, view: View | None, device: torch.device | str | None
@@ -417,7 +417,7 @@ class ReplayService:
     def __enter__(self) -> ReplayService:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ _HOST = torch.device("cpu")
 Columns = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of each leaf of a row."""
 
-Read = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
+ReadRows = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
 """A function of start, stop and paths that returns the leaves [B, …] of these rows."""
 
 
@@ -65,7 +65,7 @@ class ReportSource:
     """Facts about the buffer or dataset that need no rows."""
     length: int
     columns: Columns
-    read: Read
+    read: ReadRows
     episodes: Episodes | None = None
     stats: EpisodeStats | None = None
     mass: torch.Tensor | None = None

@@ -130,8 +130,8 @@ def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
 def _continue(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k: int) -> Tensor:
     """Return x[t] + decay[t] · later[t + k] where t is linked to t + k, x[t] elsewhere."""
     shifted = later.roll(-k, 0)
-    longer = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
-    return torch.where(linked, longer, x)
+    extended = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
+    return torch.where(linked, extended, x)
 
 
 def _link(linked: Tensor, k: int) -> Tensor:

@@ -134,8 +134,8 @@ def step_continuity(
     stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
         return stats
-    is_end, is_over, leads_away = _compare_ends(rows, final)
-    return stats + _count_ends(is_end & ~is_pending, is_over | rows.same_step, continues_last & leads_away)
+    is_end, is_over, next_obs_differs = _compare_ends(rows, final)
+    return stats + _count_ends(is_end & ~is_pending, is_over | rows.same_step, continues_last & next_obs_differs)
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:
@@ -154,10 +154,10 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     stats = ContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
         return stats
-    is_end, is_over, leads_away = _compare_ends(rows, final.cpu().numpy())
+    is_end, is_over, next_obs_differs = _compare_ends(rows, final.cpu().numpy())
     obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
     return stats + _count_ends(
-        is_end, is_over | rows.same_step, leads_away & _equal_obs(rows, final.cpu().numpy(), obs)
+        is_end, is_over | rows.same_step, next_obs_differs & _equal_obs(rows, final.cpu().numpy(), obs)
     )
 
 
@@ -169,7 +169,8 @@ def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndar
 def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three masks for the steps before the slots `final`.
 
-    The step ends an episode of several steps; the step is terminated; its `next_obs` differs from its `obs`.
+    They are True where the step ends an episode of several steps, where it is terminated, and where its `next_obs`
+    differs from its `obs`.
     """
     ring = rows.ring
     own = (final - ring.num_envs) % (ring.slots * ring.num_envs)

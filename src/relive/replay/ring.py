@@ -180,7 +180,7 @@ class Ring:
         return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `preceding` up to `before` and `ahead` up to `after`; both limits are below the number of slots."""
+        """Return the results of `preceding` and `ahead`, limited to `before` and `after`, each below the number of slots."""
         if before + after > _MAX_GATHERED_STEPS:  # for many steps a pass over all slots is faster
             return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
         # Two episodes are always separated by a row that is not a transition.
@@ -228,9 +228,9 @@ class Ring:
         own = number[:, back : back + 1]
         place = number - (own - before).clamp(min=1)
         is_step &= (place >= 0) & (number < own + after)
-        padding_place = before + after
-        windows = torch.full((len(ids), padding_place + 1), -1, device=ids.device)
-        return windows.scatter_(1, torch.where(is_step, place, padding_place), at)[:, :-1]
+        padding_position = before + after
+        windows = torch.full((len(ids), padding_position + 1), -1, device=ids.device)
+        return windows.scatter_(1, torch.where(is_step, place, padding_position), at)[:, :-1]
 
     def recover(self) -> None:
         """Restore a valid ring after a process died while it held the lock.
@@ -260,8 +260,8 @@ class Ring:
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
         below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
         loses_rows = below > self.floor
-        past_newest = self.newest_rows() + 1
-        first_rows = torch.where((row >= below) & (kind != FINAL), row, past_newest).amin(0)
+        row_after_newest = self.newest_rows() + 1
+        first_rows = torch.where((row >= below) & (kind != FINAL), row, row_after_newest).amin(0)
         self.floor.copy_(torch.where(loses_rows, torch.minimum(first_rows, self.head), self.floor))
         # The first remaining rows may need frames of dropped rows.
         lacks_frames = loses_rows & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)

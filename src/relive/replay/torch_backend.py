@@ -257,19 +257,19 @@ class UniformIndex:
                 self._ends += num_added
             else:
                 self._ends[step.envs] = ends + num_added
-        self._add_up()
+        self._sum_counts()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         """Draw entries of transitions [3, count] uniformly, with replacement."""
         if self._entries is None:
             self._entries = self._make_entries()
-            self._add_up()
+            self._sum_counts()
         number = random.integers(count, self._ring.kind.device) % self._total
         env = torch.searchsorted(self._bounds, number, right=True)
         places = torch.add(self._starts.index_select(0, env), number, alpha=self._ring.num_envs)
         return self._entries.index_select(1, places % self._ring.size)
 
-    def _add_up(self) -> None:
+    def _sum_counts(self) -> None:
         counts = self._ring.count.cumsum(0)
         self._bounds = counts[:-1]  # without the last sum, every number maps to an environment, even in an empty ring
         self._total = counts[-1].clamp(min=1)
@@ -456,7 +456,7 @@ class TorchWriter:
         else:
             # Reset rows get the kind FINAL, which is TRANSITION + 1.
             self._defer(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
-            is_start |= self._first.index_select(0, slots)  # a reset row that is continued starts an episode
+            is_start |= self._first.index_select(0, slots)  # a continued pending row may start an episode
         self._defer(self._first.index_copy_, 0, slots, is_start)
 
     def _write_next(

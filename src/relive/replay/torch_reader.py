@@ -104,8 +104,8 @@ class TorchReader(PlanReader):
         rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
         sums, leaves[DISCOUNT] = n_step_sums(rewards, is_over, missing, self.plan.gamma)
         leaves |= zip(self._summed.values(), sums, strict=True)
-        places, moves = ends_of_run(n, slots.device)
-        return run.gather(0, torch.addcmul(places, moves, missing)), missing
+        places, corrections = ends_of_run(n, slots.device)
+        return run.gather(0, torch.addcmul(places, corrections, missing)), missing
 
     def _offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """Read the leaves of groups with offsets, and their masks."""
@@ -137,9 +137,9 @@ class TorchReader(PlanReader):
             if group.anchor is Anchor.NEXT:
                 # For slot -1 an arbitrary row is read; it is zeroed below.
                 read = backend.take(ring.after(flat), tuple(leaves))
-                is_none = flat < 0
+                has_no_slot = flat < 0
                 for leaf in read:
-                    as_indexable(leaf).masked_fill_(add_axes(is_none, leaf), 0)  # as bits: torch cannot fill uint16
+                    as_indexable(leaf).masked_fill_(add_axes(has_no_slot, leaf), 0)  # as bits: torch cannot fill uint16
             else:
                 read = backend.take(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)

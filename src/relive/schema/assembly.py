@@ -129,7 +129,9 @@ def check_targets(
     if leaves.keys() != like.keys():
         expected, got = (sorted(".".join(path) for path in paths) for paths in (like, leaves))
         raise SchemaError(explain("out", f"the fields {expected}", got, remedy))
-    if any(leaf is not again for leaf, again in zip(leaves.values(), out.values(True, True), strict=True)):
+    if any(
+        leaf is not iterated_leaf for leaf, iterated_leaf in zip(leaves.values(), out.values(True, True), strict=True)
+    ):
         got, remedy = f"a {type(out).__name__}", "Pass out.contiguous()."
         raise SchemaError(explain("out", "a TensorDict of tensors", got, remedy))
     for path, (shape, dtype) in like.items():

@@ -139,13 +139,13 @@ class Observers:
         if envs is None:
             return steps, mask
 
-        def widen(values: torch.Tensor) -> torch.Tensor:
+        def spread_to_all_envs(values: torch.Tensor) -> torch.Tensor:
             all_envs = values.new_zeros((len(values), self._num_envs or 1))
             all_envs[:, envs] = values
             return all_envs
 
         mask = torch.ones_like(steps["terminated"]) if mask is None else mask
-        return {name: widen(values) for name, values in steps.items()}, widen(mask)
+        return {name: spread_to_all_envs(values) for name, values in steps.items()}, spread_to_all_envs(mask)
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments of the statistics and of all norms, as JSON."""

@@ -349,11 +349,11 @@ class DiskAllocator(Allocator):
 
     def _require_rows_left(self, rows: int) -> None:
         """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
-        used = int((self._owner.head - self._committed_head).max())  # usually fewer rows than counted
-        if used + rows > self._max_rows or time.monotonic() > self._deadline:
+        num_new_rows = int((self._owner.head - self._committed_head).max())  # usually fewer rows than counted
+        if num_new_rows + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:
-            self._rows_left = self._max_rows - used - rows
+            self._rows_left = self._max_rows - num_new_rows - rows
 
     def commit(self) -> None:
         self._commit(0, is_closed=False)

@@ -142,7 +142,7 @@ class _PrioritizedAlgorithm:
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Draw batches, learn from each, and log the means."""
         buffer = self.replay_buffer
-        # Possible after loading a replay buffer that another algorithm saved.
+        # A loaded replay buffer may be one that another algorithm saved.
         if not hasattr(buffer, "update_priorities"):
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
             raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))

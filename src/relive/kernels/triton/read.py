@@ -262,15 +262,15 @@ class TritonGather:
 
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         items = [column.flatten(0, lead - 1) for column in columns]
-        self._forms = [(item.shape[1:], item.dtype, item.device) for item in items]
-        self._nonempty = [i for i, item in enumerate(items) if item.numel()]
+        self._item_layouts = [(item.shape[1:], item.dtype, item.device) for item in items]
+        self._nonempty_columns = [i for i, item in enumerate(items) if item.numel()]
         """Indices of the columns that are not empty."""
-        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._nonempty]
+        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._nonempty_columns]
         self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, AT_ROW.value) for leaf in leaves])
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         count = stop - start
-        out = [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype, device in self._forms]
+        out = [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype, device in self._item_layouts]
         self._read(index, start, stop, out)
         return out
 
@@ -284,9 +284,9 @@ class TritonGather:
                 target.copy_(values)
 
     def _read(self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor]) -> None:
-        if stop > start and self._nonempty:
+        if stop > start and self._nonempty_columns:
             rows = index[start:stop].contiguous()
-            self._reader.read(rows, [out[i] for i in self._nonempty])  # an index of -1 gives zeros
+            self._reader.read(rows, [out[i] for i in self._nonempty_columns])  # an index of -1 gives zeros
 
 
 def _placeholder_rings(column: torch.Tensor) -> Rings:

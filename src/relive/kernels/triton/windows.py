@@ -45,8 +45,8 @@ def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: 
     elif BACK:
         following = get_slot(row_at + 1, env[:, None], slots, num_envs)
         is_stop = is_stop | (tl.load(first + following, inside, other=1) != 0)
-    is_reached = tl.cumsum(is_stop.to(tl.int32), axis=1) == 0
-    is_step = is_step & is_reached
+    is_before_stop = tl.cumsum(is_stop.to(tl.int32), axis=1) == 0
+    is_step = is_step & is_before_stop
     return slot, is_step, tl.cumsum(is_step.to(tl.int32), axis=1)
 
 

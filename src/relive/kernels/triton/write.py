@@ -90,7 +90,7 @@ def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset,
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
         column = start + tl.arange(0, LAYOUT[TILE])
         newest = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1, valid, LAYOUT)
-        younger = newest
+        younger_words = newest
         padding = newest
         if LAYOUT[ZERO]:
             padding = newest * 0
@@ -98,8 +98,8 @@ def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset,
             words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
             is_unpadded |= (words != padding).to(tl.int32)
             follows = _load_input(next_inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
-            is_unfollowed |= (follows != younger).to(tl.int32)
-            younger = words
+            is_unfollowed |= (follows != younger_words).to(tl.int32)
+            younger_words = words
     is_unpadded, is_unfollowed = tl.max(is_unpadded, axis=1) > 0, tl.max(is_unfollowed, axis=1) > 0
     is_invalid = valid & ~is_reset & ((~continues & is_unpadded) | is_unfollowed)
     return tl.sum(is_invalid.to(tl.int64), axis=0)
@@ -291,8 +291,8 @@ def _widen(leaf: Leaf) -> Leaf:
     if width * k <= MAX_NARROW or width * size % 8 or (k > 1 and inner * size % 8):
         return leaf
     words = width * size // 8
-    as_longs = as_words(leaf.words, torch.empty(0, dtype=torch.int64, device="cpu"))
-    return Leaf(as_longs, (words, words, k, inner * size // 8, zero))
+    int64_words = as_words(leaf.words, torch.empty(0, dtype=torch.int64, device="cpu"))
+    return Leaf(int64_words, (words, words, k, inner * size // 8, zero))
 
 
 class StepWriter:

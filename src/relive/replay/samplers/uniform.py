@@ -51,10 +51,12 @@ class Recent(Sampler):
         self._envs = torch.arange(self._ring.num_envs, device=device)
 
     def sample(self, count: int) -> Choice:
-        slots, up_to = self._newest_slots(self._row_ages)
-        if up_to.is_cpu and not up_to[-1]:  # these rows hold no transition (see `Ring.exclude`): search all
-            slots, up_to = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
-        return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
+        slots, running_count = self._newest_slots(self._row_ages)
+        if (
+            running_count.is_cpu and not running_count[-1]
+        ):  # these rows hold no transition (see `Ring.exclude`): search all
+            slots, running_count = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
+        return slots[torch.searchsorted(running_count, self.rng.below(running_count[-1], count), right=True)], None
 
     def _newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slots of rows of these ages, and the running number of transitions in the window."""
@@ -213,8 +215,8 @@ class NewFirst(Sampler):
         # The next row without a step: the episode ends there, or the next step was not added yet.
         stop = torch.where(is_step, width, place).flip(0).cummin(0).values.flip(0)
         ends = torch.cat([is_written & (kind != PENDING), torch.zeros_like(is_written[:1])])
-        is_whole = (stop - place >= length) | ends.gather(0, stop)
-        return is_start & is_whole, (stop - place).clamp(max=length)
+        is_complete = (stop - place >= length) | ends.gather(0, stop)
+        return is_start & is_complete, (stop - place).clamp(max=length)
 
     def on_recover(self) -> None:
         self._first_new_rows.copy_(torch.minimum(self._first_new_rows.clamp(min=0), self._ring.head))
@@ -233,8 +235,8 @@ class NewFirst(Sampler):
 
     def check(self) -> None:
         """Verify that no row was returned as new before it was written."""
-        is_right = (self._first_new_rows >= 0) & (self._first_new_rows <= self._ring.head)
-        require_all(is_right, "rows that were shown", "a row of 0 to the head", self._first_new_rows)
+        is_valid = (self._first_new_rows >= 0) & (self._first_new_rows <= self._ring.head)
+        require_all(is_valid, "rows that were shown", "a row of 0 to the head", self._first_new_rows)
 
 
 @dataclass(unsafe_hash=True)
@@ -319,6 +321,6 @@ class Counted(Sampler):
     def check(self) -> None:
         """Verify that only transitions have a count above 0."""
         require(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
-        is_right = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
-        require_all(is_right, "count of draws", "0, or more for a transition", self._counts)
+        is_valid = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
+        require_all(is_valid, "count of draws", "0, or more for a transition", self._counts)
         self._inner.check()

@@ -50,7 +50,7 @@ class ReplayBuffer(_OriginalReplayBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        # 0 for a subclass that stores the rows itself.
+        # max_size is 0 for a subclass that stores the rows itself.
         self.max_size = max_size and check_positive_int("max_size", max_size)
         self.device = device
         self.dtype = dtype
@@ -155,14 +155,14 @@ class ReplayBuffer(_OriginalReplayBuffer):
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
             core = self._new_core(fields, self._next_seed())
         placeholder_rows = torch.zeros(2, count, device=core.device)
-        no_flags = torch.zeros(count, dtype=torch.bool, device=core.device)
+        all_false = torch.zeros(count, dtype=torch.bool, device=core.device)
         unused = {
             "obs": placeholder_rows[0],
             "reward": placeholder_rows[0],
             "next_obs": placeholder_rows[1],
-            "terminated": no_flags,
+            "terminated": all_false,
         }
-        core.extend({**unused, "truncated": no_flags, "action": rows})
+        core.extend({**unused, "truncated": all_false, "action": rows})
         self.core, self._fields = core, fields
         self._written += count
         self.counter += count

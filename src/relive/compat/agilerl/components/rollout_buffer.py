@@ -266,8 +266,8 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             settings = {"gamma": self.gamma, "lam": self.gae_lambda}
             advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
         else:
-            no_flags = torch.zeros_like(ended)
-            return_ = rl.discounted_return(reward, ended, no_flags, gamma=self.gamma, last_value=last)
+            all_false = torch.zeros_like(ended)
+            return_ = rl.discounted_return(reward, ended, all_false, gamma=self.gamma, last_value=last)
             advantage = return_ - value
         self.buffer["advantages"][:steps] = advantage.roll(self._oldest_row, 0)
         self.buffer["returns"][:steps] = return_.roll(self._oldest_row, 0)
