@@ -71,7 +71,7 @@ struct Array {
     char* data;
     int ndim;
     Py_ssize_t* shape;
-    Py_ssize_t* strides;  // counted in bytes
+    Py_ssize_t* strides;  // in bytes
     PyObject* base;
     PyObject* descr;
     int flags;
@@ -142,7 +142,7 @@ public:
     }
 
     void release() {
-        if (view_.obj) PyBuffer_Release(&view_);  // sets view_.obj to null
+        if (view_.obj) PyBuffer_Release(&view_);  // also sets view_.obj to null
     }
 
 private:

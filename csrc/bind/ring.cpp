@@ -297,7 +297,7 @@ private:
         std::optional<Counters::Hold> hold;
         if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
-        if (counters_) counters_->count(block, memory_);  // throws if counters would overflow
+        if (counters_) counters_->count(block, memory_);  // throws if a counter would overflow
         writer_.write();
         return writer_.continuity.next_warning();
     }

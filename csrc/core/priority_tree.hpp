@@ -98,7 +98,7 @@ public:
         return total;
     }
 
-    double* operator[](int level) const { return levels_[level]; }  // levels start at 1
+    double* operator[](int level) const { return levels_[level]; }  // the lowest level is 1
 
 private:
     double* levels_[kMaxLevels + 1] = {};
@@ -293,13 +293,13 @@ private:
         if (summary_.scale == TreeScale::kNormal && summary_.tiny != 0 && summary_.root < TreeScale::kTooSmall) {
             sum_all(TreeScale::kTiny);
             if (summary_.root > 0) return;
-            summary_.scale = TreeScale::kNormal;  // the total is zero: all leaves are zero
+            summary_.scale = TreeScale::kNormal;  // if the total is zero, all leaves are zero
             summary_.tiny = 0;
         }
     }
 
     double* leaves_;
-    int top_ = 0;  // level of the single top group
+    int top_ = 0;  // level of the top group
     int64_t entries_[kMaxLevels + 1];
     TreeLevels sums_, minima_;
     TreeSummary& summary_;

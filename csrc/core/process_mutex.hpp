@@ -55,7 +55,7 @@ public:
         cell_->wanted.store(name_, std::memory_order_relaxed);
         int status = EBUSY;
         for (const auto until = Clock::now() + kSpin; status == EBUSY && Clock::now() < until;) {
-            std::this_thread::yield();  // lets the holder run if it waits for this core
+            std::this_thread::yield();  // let the holder run, if it waits for this processor core
             status = pthread_mutex_trylock(&cell_->mutex);
         }
         if (status == EBUSY) status = sleep();

@@ -213,7 +213,7 @@ private:
     std::vector<InputLeaf> inputs_;
     bool of_all_envs_ = true;
     std::vector<int64_t> env_index_;
-    std::vector<uint8_t> continues_;     // whether each step continues the preceding one; empty without stacks
+    std::vector<uint8_t> continues_;     // whether each step continues the preceding one; empty without stacked leaves
     mutable std::vector<char> rebuilt_;  // scratch memory for a rebuilt stack
 };
 
@@ -222,12 +222,12 @@ enum Warning : int64_t { kNoWarning = -1, kLooksCut = INT64_MIN, kLooksReset, kL
 
 // Counts how consecutive steps are connected. The counters belong to one writer and are not stored.
 struct Continuity {
-    int64_t followed = 0;   // steps after a step that did not end its episode
-    int64_t cut = 0;        // steps among `followed` that do not start with the preceding next observation
-    int64_t ended = 0;      // episode ends with a following step
+    int64_t followed = 0;   // number of steps after a step that did not end its episode
+    int64_t cut = 0;        // number of steps in `followed` that do not start with the preceding next observation
+    int64_t ended = 0;      // number of episode ends with a following step
     int64_t reset = 0;      // ends among `ended` whose next observation is the first one of the following episode
-    int64_t restarted = 0;  // steps after a reset that the caller did not announce with a cut
-    int64_t infinite = 0;   // writes with an infinite or NaN reward
+    int64_t restarted = 0;  // number of steps after a reset that the caller did not announce with a cut
+    int64_t infinite = 0;   // number of writes with an infinite or NaN reward
 
     bool watches_cuts = false;  // statistics count episodes: an unannounced cut would merge two of them
 
@@ -316,7 +316,7 @@ private:
 
     // Write a step of all environments with one copy per leaf.
     void write_all_envs(int64_t t) {
-        Ring ring = ring_;  // a copy: stores cannot alias its pointers, which stay in registers
+        Ring ring = ring_;  // a copy, whose pointers stay in registers: stores cannot alias them
         const int64_t envs = ring.envs, row = ring.head[0], next = plus(row, 1), first_step = t * envs;
         const int64_t flat = ring.at(row, 0), next_flat = ring.at(next, 0);
         const bool open = ring.open[0];

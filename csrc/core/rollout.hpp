@@ -77,7 +77,7 @@ struct SequenceSpec {
     int64_t length;  // steps of a full sequence; 0: as long as possible
     int64_t stride;  // steps between the starts of full sequences
     bool split;      // whether sequences end at episode ends
-    bool keep_tail;  // add a shorter sequence of the remaining steps
+    bool keep_tail;  // whether the remaining steps form a shorter sequence
 };
 
 struct Flags {

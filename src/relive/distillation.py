@@ -278,7 +278,7 @@ class DistillationBuffer(StateDictMixin):
         return State.of_parts(parts)
 
     def rows(self) -> Rows | None:
-        """Return the rows, as rows of one environment; None before the fields are known."""
+        """Return the rows, as those of a single environment; None before the fields are known."""
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}

@@ -660,7 +660,7 @@ def run_section(title: str, run: Callable[[Target], Iterator[Row]], target: Targ
             result["result"] = "FAILED"
     except UnsupportedSection as reason:
         result["result"] = f"left out: {reason}"
-    except Exception as error:  # an error is part of the report
+    except Exception as error:  # any error becomes part of the report
         result |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     result["seconds"] = round(perf_counter() - start, 1)
     return result

@@ -486,7 +486,7 @@ class FileReader:
         self._num_read = self._checksum = 0
 
     def fill(self, target: memoryview) -> None:
-        """Fill `target` with the next bytes."""
+        """Fill `target` with the next bytes of the file."""
         while len(target):
             i = self._num_read // CHUNK_BYTES
             piece = target[: CHUNK_BYTES - self._num_read % CHUNK_BYTES]

@@ -94,7 +94,7 @@ class StateDictMixin:
         expected, got = "a loop over the result of one of its methods", "a loop over the buffer"
         raise TypeError(explain(type(self).__name__, expected, got, self._loop_over))
 
-    __getitems__ = __iter__  # the DataLoader of torch calls it for a batch
+    __getitems__ = __iter__  # the DataLoader of torch calls this method for a batch
 
 
 def _take_snapshot(buffer: Any) -> Snapshot:

@@ -143,7 +143,7 @@ class StepRows:
             self.scores = {}
 
     def _write(self, values: Sequence[Any]) -> None:
-        if self._writer.have_moved():  # share_memory_() of a tensor moves its memory
+        if self._writer.have_moved():  # `share_memory_` has moved the memory of a tensor
             self._bind()
         step_values, last = list(values), -1
         misfit = self._writer.write(self._step, tuple(step_values), None)

@@ -311,9 +311,8 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
         for (name, *parts), rows in iter_leaves((), episode):
-            unnamed_part = (
-                ["obs"] if name in ("obs", "next_obs") else []
-            )  # robomimic stores only named parts of observations
+            # In robomimic, every part of an observation has a name.
+            unnamed_part = ["obs"] if name in ("obs", "next_obs") else []
             _create_array(demo, "/".join([_ROBOMIMIC_COLUMNS.get(name, name), *(parts or unnamed_part)]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])

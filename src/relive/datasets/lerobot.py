@@ -433,7 +433,7 @@ def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarra
         raise dataset_error(where, "images as bytes", values.type)
     images = []
     for body in values.field("bytes").to_pylist():
-        if body is None:  # LeRobot would read the image from a stored path
+        if body is None:  # LeRobot would then read the image from the stored path
             raise dataset_error(where, "the bytes of an image", "a path to a file outside")
         with wrap_errors(where, "a PNG or JPEG"), pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:
             size = (picture.height, picture.width, picture.mode)
@@ -523,7 +523,7 @@ def _arrow_array(rows: np.ndarray) -> Any:
         paths = pyarrow.nulls(len(rows), pyarrow.string())
         return pyarrow.StructArray.from_arrays([png_images, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
-    if inner == (1,):  # LeRobot stores a vector of length 1 as a number
+    if inner == (1,):  # LeRobot stores vectors of length 1 as numbers
         return values
     if len(inner) == 1:
         return pyarrow.FixedSizeListArray.from_arrays(values, inner[0])

@@ -246,7 +246,7 @@ class _LocalShard:
 
     @property
     def is_alive(self) -> bool:
-        poll = select.poll()  # threads cannot share a poll object
+        poll = select.poll()  # made per call: threads cannot share a poll object
         poll.register(self._process_fd, select.POLLIN)
         return not poll.poll(0)
 
@@ -340,7 +340,7 @@ class Stream:
             ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
         except Interrupted:
             return self._resume(deadline)
-        if ack.applied < self._sent_pushes[-1].end:  # the shard has restarted without earlier blocks
+        if ack.applied < self._sent_pushes[-1].end:  # the shard has restarted and lacks earlier blocks
             return self._resume(deadline)
         self._unsaved_pushes.extend(self._sent_pushes)
         self._sent_pushes = []

@@ -325,7 +325,7 @@ class Shard(ShardReader):
         if has_enough_rows or time.monotonic() - self._saved_at >= checkpoint.seconds:
             try:
                 self.save()
-            except CheckpointError as error:  # no row is lost; the next save tries again
+            except CheckpointError as error:  # nothing is lost yet: the next save tries again
                 self._trouble = str(error)
                 self._saved_at, self._unsaved = time.monotonic(), 0
 

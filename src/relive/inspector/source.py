@@ -152,7 +152,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     sampler_state = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
     by_row = {name: sampler_state[name][slots.cpu()] for name in ("mass", "drawn") if name in sampler_state}
     reuse: dict[str, Any] = {}
-    if "draws" in sampler_state:  # "draws" is the total number of drawn rows
+    if "draws" in sampler_state:  # here "draws" is the total number of drawn rows
         reuse = {
             "draws": int(sampler_state["draws"]),
             "per_row": int(sampler_state["draws"]) / num_written if num_written else None,

@@ -201,7 +201,7 @@ def exchange() -> bool:
 
 
 def native_argument(tensor: torch.Tensor | None) -> Any:
-    """Return what the native core reads of a CPU tensor: the tensor, or its numpy view under an older torch."""
+    """Return a CPU tensor as an argument of the native core: the tensor, or its numpy view under an older torch."""
     if tensor is None or _native is None or _native.exchange():
         return tensor
     return tensor.numpy()

@@ -20,7 +20,7 @@ class SequenceSpec:
     length: int | None
     """Steps of a full sequence; None makes every episode one sequence."""
     stride: int
-    """Steps between the starts of two full sequences."""
+    """Number of steps between the starts of two full sequences."""
     split: bool
     """Whether a sequence stops at the end of an episode."""
     keep_tail: bool

@@ -45,7 +45,7 @@ def n_step_return(
     gamma: float, n: int,
 ) -> Tensor:  # fmt: skip
     linked = _open(terminated, truncated, mask)
-    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # one-step return
+    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # return of one step
     piece = torch.where(linked, reward, return_)  # reward sum of k steps, extended below where a step is linked
     # Prepend the other n - 1 steps in pieces of 1, 2, 4, … steps: the binary digits of n - 1.
     k, remaining = 1, min(n, max(len(reward), 1)) - 1

@@ -133,7 +133,7 @@ class Mixture:
         rows = len(leaves[INDEX])
         if out is None:
             return assemble(leaves, leaves[INDEX].shape)
-        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # an epoch may end early
+        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # an epoch may end with fewer rows
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before any row is drawn, including its fields unless a user's view computes them."""

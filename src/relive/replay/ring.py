@@ -180,7 +180,7 @@ class Ring:
         return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the results of `preceding` and `ahead`, limited to `before` and `after`, each below the number of slots."""
+        """Return `preceding` and `ahead`, limited to `before` and `after`, which are below the number of slots."""
         if before + after > _MAX_GATHERED_STEPS:  # for many steps a pass over all slots is faster
             return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
         # Two episodes are always separated by a row that is not a transition.

@@ -139,7 +139,9 @@ class TorchReader(PlanReader):
                 read = backend.take(ring.after(flat), tuple(leaves))
                 has_no_slot = flat < 0
                 for leaf in read:
-                    as_indexable(leaf).masked_fill_(add_axes(has_no_slot, leaf), 0)  # as bits: torch cannot fill uint16
+                    as_indexable(leaf).masked_fill_(
+                        add_axes(has_no_slot, leaf), 0
+                    )  # filled as bits, because torch cannot fill uint16
             else:
                 read = backend.take(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
@@ -158,7 +160,7 @@ def _leaf_paths(plan: ReadPlan, group: Group) -> dict[int, Path]:
 
 
 def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of exact matches."""
+    """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of stored ones."""
     steps, is_from_last, has_final_obs = _offset_constants(plan, extent.ahead.device)
     target_steps = steps if extent.last is None else steps + is_from_last * extent.last.unsqueeze(1)
     max_steps = extent.ahead.unsqueeze(1) + has_final_obs
@@ -166,10 +168,10 @@ def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Ten
     return steps, steps == target_steps
 
 
-@lru_cache(maxsize=128)  # making a tensor from numbers synchronises
+@lru_cache(maxsize=128)  # cached: making a tensor from numbers synchronises
 @torch.inference_mode(False)  # inference tensors could not be used outside inference mode
 def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the steps of all offsets, and two flags per offset: counts from the last step, counts observations."""
+    """Return the steps of all offsets, and per offset whether it counts from the last step, and counts observations."""
     groups = [(offset, group) for group in plan.groups for offset in group.offsets or ()]
     is_next = [group.anchor is Anchor.NEXT for _, group in groups]
     steps = [offset + after for (offset, _), after in zip(groups, is_next, strict=True)]

@@ -321,7 +321,7 @@ class LastStep:
             storage.write(storage.num_stored, tuple(leaves), storage.schema.leaf_indices[name])
 
     def restore_row(self) -> None:
-        """Write the leaves again after a failed step overwrote the row; not if the next step is staged there."""
+        """Write the leaves again after a failed step overwrote their row, unless the next step is staged there."""
         if self.leaves and not self._storage.staged:
             self.write()
 

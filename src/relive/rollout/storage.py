@@ -191,7 +191,7 @@ class Storage:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Generation and number of steps: a pair that changes whenever a step is stored or removed."""
+        """Number of calls of `clear` and number of steps: a pair that changes whenever a step is stored or removed."""
         return self.generation, self.num_stored
 
     # Reading rows
@@ -277,7 +277,7 @@ class Storage:
         steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, tensor in leaves.items():
             if path in declared_leaves:
-                declared_leaves[path][:steps] = tensor.clone()  # cloned: `tensor` may overlap the leaf that is written
+                declared_leaves[path][:steps] = tensor.clone()  # a copy: `tensor` may overlap the leaf that is written
                 self.attached[path] = declared_leaves[path]
                 continue
             padding = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))

@@ -174,9 +174,9 @@ def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.de
     for name, flag in flags.items():
         if (
             type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()
-        ):  # flags of a vector environment
+        ):  # an array of flags, of a vector environment
             arrays.append(flag)
-        elif not lead and (flag is True or flag is False):  # the flag of a single environment
+        elif not lead and (flag is True or flag is False):  # a single flag, of a single environment
             arrays.append(np.array([flag]))
         else:
             flag_device = device if isinstance(flag, torch.Tensor) else _HOST

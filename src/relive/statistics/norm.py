@@ -68,7 +68,7 @@ class RunningNorm(Accumulator):
             "count": torch.zeros((), dtype=torch.float64, device=device),
             "mean": torch.zeros(self.shape, dtype=torch.float64, device=device),
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
-        }  # number of rows, mean, and sum of squared distances from the mean
+        }  # the moments: number of rows, mean, and sum of squared distances from the mean
         self._cached_fit: _Fit | None = None
         self._set_tensors(tensors)
 

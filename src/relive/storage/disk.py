@@ -349,7 +349,9 @@ class DiskAllocator(Allocator):
 
     def _require_rows_left(self, rows: int) -> None:
         """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
-        num_new_rows = int((self._owner.head - self._committed_head).max())  # usually fewer rows than counted
+        num_new_rows = int(
+            (self._owner.head - self._committed_head).max()
+        )  # usually fewer than the rows that were counted
         if num_new_rows + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:
@@ -674,7 +676,7 @@ def newest_commit(root: Path) -> Commit:
                 raise CorruptCheckpoint(explain(name, "the commit of this name", commit.name, "Copy it again."))
             commits.append(commit)
         except CorruptCheckpoint as error:
-            if is_read_error(error):  # the unreadable file may be the newest commit
+            if is_read_error(error):  # the file that cannot be read may be the newest commit
                 raise
             errors.append(str(error))  # the error itself would keep its callers' frames alive
     if not commits:

@@ -137,7 +137,7 @@ class Files:
         """Close a file."""
         os.close(file)
 
-    # Files that stay open and change in place
+    # Files that stay open and are changed in place
 
     def create_for_update(self, name: str) -> int:
         """Create a file in the root and open it for reading and writing."""

@@ -38,7 +38,7 @@ TINY_TOTAL = tl.constexpr(2.0**-400)
 MIN_WEIGHT = tl.constexpr(2.0**-126)
 """The smallest normal float32: a weight of zero would drop the row."""
 SUBTREE_LEVELS = 3
-"""Number of tree levels in a subtree."""
+"""Number of levels of the tree that form one subtree."""
 SUBTREE = tl.constexpr(16**SUBTREE_LEVELS)
 """Number of leaves in a subtree."""
 BLOCK = 256
@@ -230,7 +230,7 @@ def mark_kernel(
     mask = tl.load(changed + position, inside, other=0) != 0
     slot = tl.load(touched + position, mask, other=0)
     row_kind = tl.load(kind + slot, mask, other=0)
-    # A repeated slot is set to the same number twice.
+    # A slot that occurs twice is set to the same number both times.
     tl.store(leaves + slot, tl.where(row_kind == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), mask)
     tl.store(dirty + slot // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), mask)
 

@@ -96,7 +96,7 @@ class DeviceStream(Randomness):
         super().__init__(seed)
         self.device = device
         self.numbers = torch.zeros(1 + CELLS, dtype=torch.int64, device=device)
-        """The key, and the number of draws per cell of positions."""
+        """The key, and for each cell of positions the number of draws."""
         self._reset()
 
     def _reset(self) -> None:

@@ -61,7 +61,7 @@ class Recent(Sampler):
     def _newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slots of rows of these ages, and the running number of transitions in the window."""
         ring = self._ring
-        rows = ring.newest_rows() - ages  # shape [rows, N], the newest row first
+        rows = ring.newest_rows() - ages  # [rows, N], the newest rows first
         slots = ring.flat_slots(rows.clamp(min=0), self._envs)
         drawable = (rows >= ring.floor) & (ring.kind_at(slots) == TRANSITION)
         drawable &= drawable.cumsum(0) <= self.window
@@ -188,7 +188,7 @@ class NewFirst(Sampler):
         # A sequence is followed by at most two rows without a transition.
         width = min(max_rows * (length + 2) + 3, ring.slots)
         place = torch.arange(width, device=begin.device).unsqueeze(1)
-        slots = ring.flat_slots(begin + place, self._envs)  # [width, N]: the next rows of every environment
+        slots = ring.flat_slots(begin + place, self._envs)  # the next rows of every environment [width, N]
         is_written = begin + place <= ring.newest_rows()
         is_ready, steps = self._find_ready(slots, is_written, place)
         places = torch.where(is_ready, place, width).view(-1)
@@ -291,7 +291,7 @@ class Counted(Sampler):
         slots, changed = self.storage.changed_slots()
         if changed is None:
             self._counts[slots] = 0
-        else:  # a slot may be listed twice, once as changed and once as unchanged
+        else:  # a slot may occur twice: as changed and as unchanged
             self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
         if self._inner.follows_writes:
             self._inner.after_write()

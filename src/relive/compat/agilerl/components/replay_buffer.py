@@ -362,7 +362,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priorities", f"{len(index)} numbers", len(clamped_priorities), remedy))
         if len(index):
-            if self._before:  # ids from before the last clear() become negative
+            if self._before:  # ids issued before the last clear() become negative
                 index, clamped_priorities = index[index >= 0], clamped_priorities[index >= 0]
             self._require_rows().update_priority(index, clamped_priorities)
 

@@ -65,7 +65,7 @@ def convert_dones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
         tensor = as_tensor(where, tensor, device).to(device)
     if tensor.dtype == torch.bool or not tensor.is_cpu:
         return tensor
-    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:  # for few numbers a set is faster
+    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:  # for few numbers, comparing sets is faster
         is_valid = _VALID_DONES.issuperset(tensor.tolist())
     else:
         numbers = tensor.numpy()
