@@ -138,7 +138,7 @@ private:
 
     Cell* cell_;
     uint32_t name_ = std::random_device()() | 1;
-    std::atomic<int64_t> depth_{0};  // written by the holder only; a stale read in another thread only skips `give_way`
+    std::atomic<int64_t> depth_{0};  // written by the holder only; another thread that reads an old value merely skips `give_way`
 };
 
 }  // namespace relive

@@ -272,8 +272,8 @@ def _read_segment(
         _require_all(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
         pieces = _split_segment(segment, rows.first)
-        filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
-        deque(show_progress(filled, total, "loading rows"), 0)
+        filled_pieces = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
+        deque(show_progress(filled_pieces, total, "loading rows"), 0)
         source.finish()
     return first, stop
 
@@ -289,9 +289,9 @@ def _read_bounds(
     bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
     source.fill(writable_memory(bounds))
     first, stop = bounds.numpy()
-    max_row, longest = (1 << 62) // max(envs, 1), int((stop - first).max())
-    if (first < 0).any() or (stop < first).any() or (stop > max_row).any() or longest > max_row // 4:
-        got = f"{first.min()} to {stop.max()}, at most {longest} per environment"
+    max_row, max_length = (1 << 62) // max(envs, 1), int((stop - first).max())
+    if (first < 0).any() or (stop < first).any() or (stop > max_row).any() or max_length > max_row // 4:
+        got = f"{first.min()} to {stop.max()}, at most {max_length} per environment"
         raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, remedy))
     if (first < last_stop.numpy()).any() or (first == stop).all():
         got = f"rows from {first.tolist()} to {stop.tolist()}"

@@ -106,7 +106,7 @@ class SnapshotReader:
         return Node(f"{self._arrays.where}: {self._prefix}{name}", got)
 
     def require(self, name: str, leading: tuple[int | range | None, ...], *, only_leading: bool = True) -> ArraySpec:
-        """Raise unless an array has these leading axes (with `only_leading=False`: these axes), and return its spec.
+        """Return the spec of an array; raise unless it has these leading axes (`only_leading=False`: exactly these).
 
         The length of an axis may be given exactly, as a range, or as None for any. The array is not read.
         """

@@ -154,10 +154,12 @@ class _Hdf5Source(RowSource):
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         first, *other_parts = self._parts
-        left_out = {column for column, field in user_columns.items() if field is None and not self._is_hidden(column)}
-        forms = _column_forms(first, left_out)
+        omitted_columns = {
+            column for column, field in user_columns.items() if field is None and not self._is_hidden(column)
+        }
+        forms = _column_forms(first, omitted_columns)
         for part in other_parts:
-            part_forms = _column_forms(part, left_out)
+            part_forms = _column_forms(part, omitted_columns)
             for column in (*forms, *part_forms):
                 if part_forms.get(column) != forms.get(column):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
@@ -275,11 +277,11 @@ def _column_spec(array: Any) -> ColumnSpec:
     return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=has_loose_axis)
 
 
-def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
+def _column_forms(part: _ArrayGroup, omitted_columns: set[str]) -> dict[str, str]:
     """Return the dtype and shape of each column; raises if the columns, except those left out, differ in length."""
     forms = {}
     for column, array in part.arrays.items():
-        if column not in left_out:
+        if column not in omitted_columns:
             _require_rows(array, part.num_rows)
             forms[column] = f"{'texts' if _is_text(array) else array.dtype} of shape {array.shape[1:]}"
     return forms

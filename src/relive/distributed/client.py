@@ -73,7 +73,7 @@ def find_actor(service: str, shard: int) -> Any:
 
 
 def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise unless a service has this version of relive and the arguments that its client expects."""
+    """Raise if a service has another version of relive, or other arguments than its client expects."""
     own_settings = {"relive": relive.__version__, **to_plain(expected)}
     difference_text = describe_difference(own_settings, {key: description.get(key) for key in own_settings})
     if difference_text:
@@ -189,10 +189,10 @@ class ClientReader:
 
     def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
         """Call the method `verb` of each shard in `arguments`; returns the answers."""
-        local = {shard: self._local_reader(shard, deadline) for shard in arguments}
-        remote = {shard: each for shard, each in arguments.items() if local[shard] is None}
+        local_readers = {shard: self._local_reader(shard, deadline) for shard in arguments}
+        remote = {shard: each for shard, each in arguments.items() if local_readers[shard] is None}
         answers = self._calls.ask(verb, remote, deadline)
-        for shard, reader in local.items():
+        for shard, reader in local_readers.items():
             if reader is not None:
                 answers[shard] = self._ask_in_place(shard, reader, deadline, verb, arguments[shard])
         return {shard: answers[shard] for shard in arguments}
@@ -212,17 +212,17 @@ class ClientReader:
     @property
     def in_place(self) -> int:
         """The number of shards whose memory is open in this process."""
-        return sum(local is not None for local in self._local.values())
+        return sum(local_shard is not None for local_shard in self._local.values())
 
     def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
         """Return a reader of the shard's memory, if it can be read here."""
-        local = self._local.get(shard)
+        local_shard = self._local.get(shard)
         is_due = self.may_read_in_place and time.monotonic() - self._opened_at.get(shard, -math.inf) > _REOPEN_SECONDS
-        if is_due if local is None else not local.is_alive:
+        if is_due if local_shard is None else not local_shard.is_alive:
             location = self._calls.ask("memory_location", {shard: ()}, deadline)[shard]
-            local = self._local[shard] = self._open(location, shard)
+            local_shard = self._local[shard] = self._open(location, shard)
             self._opened_at[shard] = time.monotonic()
-        return None if local is None else local.reader
+        return None if local_shard is None else local_shard.reader
 
     def _open(self, location: MemoryLocation | None, shard: int) -> _LocalShard | None:
         if location is None or not hasattr(os, "pidfd_open"):

@@ -61,8 +61,8 @@ def group_advantage(
         ends = done & seq_mask
         seq_mask &= ends.cumsum(0) == ends
     groups = (steps, envs // size, size, *agents)
-    centered, members = _center(seq_return.reshape(groups), seq_mask.reshape(groups), 2)
-    deviation = (centered.square().sum(2, keepdim=True) / members.clamp(min=1)).sqrt()
+    centered, group_sizes = _center(seq_return.reshape(groups), seq_mask.reshape(groups), 2)
+    deviation = (centered.square().sum(2, keepdim=True) / group_sizes.clamp(min=1)).sqrt()
     return seq_return, seq_mask, (centered / (deviation + eps)).reshape(reward.shape)
 
 

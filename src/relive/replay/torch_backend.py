@@ -190,7 +190,7 @@ class TorchBackend(Backend):
         return self.ring.ids_at(slots) if entries is None else entries[-1]
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return the index entries of these slots if they are the last draw; None otherwise."""
+        """Return the index entries of these slots if the last draw returned these slots; None otherwise."""
         if self._last_draw is None or self._last_draw[0] is not slots or self._version(slots) != self._last_draw[2]:
             return None  # a sampler may have changed the slots in place
         return self._last_draw[1]
@@ -433,12 +433,12 @@ class TorchWriter:
         """Make the oldest transitions history as new rows enter; returns their slots and the reduced counts."""
         ring = self._ring
         keeps_history = ring.slots > ring.num_sampleable
-        leaving = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)
-        kind = self._kind.index_select(0, leaving)
+        leaving_slots = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)
+        kind = self._kind.index_select(0, leaving_slots)
         is_leaving = kind == TRANSITION
         if keeps_history:
-            self._defer(self._kind.index_copy_, 0, leaving, kind.masked_fill_(is_leaving, HISTORY))
-        return leaving if keeps_history else None, self._count - is_leaving.view(ids.shape).sum(0)
+            self._defer(self._kind.index_copy_, 0, leaving_slots, kind.masked_fill_(is_leaving, HISTORY))
+        return leaving_slots if keeps_history else None, self._count - is_leaving.view(ids.shape).sum(0)
 
     def _write_row(
         self, leaves: list[torch.Tensor], slots: torch.Tensor, is_start: torch.Tensor, reset: torch.Tensor | None

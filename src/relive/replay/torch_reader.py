@@ -139,9 +139,8 @@ class TorchReader(PlanReader):
                 read = backend.take(ring.after(flat), tuple(leaves))
                 has_no_slot = flat < 0
                 for leaf in read:
-                    as_indexable(leaf).masked_fill_(
-                        add_axes(has_no_slot, leaf), 0
-                    )  # filled as bits, because torch cannot fill uint16
+                    # Filled as bits, because torch cannot fill uint16.
+                    as_indexable(leaf).masked_fill_(add_axes(has_no_slot, leaf), 0)
             else:
                 read = backend.take(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)

@@ -122,7 +122,7 @@ def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
 
 
 def require_first_line(where: str, first: bytes, checksum: int, nbytes: int) -> None:
-    """Raise unless the first line of a file of `nbytes` has this checksum of the rest."""
+    """Raise unless the first line of a file of `nbytes` bytes contains `checksum`, that of the other lines."""
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
         raise _no_first_line(where, first)

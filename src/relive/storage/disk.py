@@ -183,11 +183,11 @@ class DiskAllocator(Allocator):
         if FORMAT in names:
             holds_disk_memory(self._files)
             return
-        regular = self._files.regular_names("") if names else []
-        foreign = [name for name in names if name not in regular or not _FILE_NAME_PATTERN.fullmatch(name)]
-        if foreign or (names and "LOCK" not in names):
+        regular_names = self._files.regular_names("") if names else []
+        foreign_names = [name for name in names if name not in regular_names or not _FILE_NAME_PATTERN.fullmatch(name)]
+        if foreign_names or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
-            got = f"{(foreign or names)[0]!r} in it"
+            got = f"{(foreign_names or names)[0]!r} in it"
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
     def _remove_incomplete(self) -> None:
@@ -213,9 +213,9 @@ class DiskAllocator(Allocator):
         commit = newest_commit(self._root)
         # A read-only buffer does not sample, and a custom sampler is not part of the config.
         ignores_sampler = self._only_reads or commit.config.get("sampler") is None
-        ignored = ("listeners", "sampler") if ignores_sampler else ("listeners",)
+        ignored_settings = ("listeners", "sampler") if ignores_sampler else ("listeners",)
         for name, value in config.items():
-            if name not in ignored and commit.config.get(name) != value:
+            if name not in ignored_settings and commit.config.get(name) != value:
                 remedy = "Make the buffer with the same settings, or relive.load() it without any."
                 where = f"{name} of the buffer in {self._root}"
                 raise IncompatibleCheckpoint(explain(where, commit.config.get(name), value, remedy))
@@ -349,9 +349,8 @@ class DiskAllocator(Allocator):
 
     def _require_rows_left(self, rows: int) -> None:
         """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
-        num_new_rows = int(
-            (self._owner.head - self._committed_head).max()
-        )  # usually fewer than the rows that were counted
+        # The true number of rows is usually smaller than the number that was counted.
+        num_new_rows = int((self._owner.head - self._committed_head).max())
         if num_new_rows + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:

@@ -128,9 +128,9 @@ class TransitionBuffer(SizedBuffer):
 
     def get(self, batch_size: int) -> ReplayBatch:
         """Draw transitions with replacement; `batch_size` is at most the number of stored transitions."""
-        available = len(self.core)
-        if 0 < available < batch_size:
-            raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
+        num_stored = len(self.core)
+        if 0 < num_stored < batch_size:
+            raise ValueError(f"Batch size {batch_size} is larger than available samples: {num_stored} are stored.")
         return ReplayBatch(**self._sample(batch_size, REPLAY_FIELDS))
 
     def _sample(self, batch_size: int, names: Mapping[str, str]) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def read_kernel(
     LAYOUTS: tl.constexpr, ANCHORS: tl.constexpr, FIRST_PIECES: tl.constexpr, REWARDS: tl.constexpr,
     HAS_IDS: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Read all leaves of `rows` rows. From 1 on, the second grid axis enumerates pieces of wide leaves."""
+    """Read all leaves of `rows` rows. Along the second grid axis, programs from 1 on read pieces of wide leaves."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     piece = tl.program_id(1)
     valid = position < rows

@@ -22,7 +22,7 @@ MAX_STEPS = 1024
 @triton.jit
 def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: tl.constexpr, CROSS: tl.constexpr,
            SPAN: tl.constexpr):  # fmt: skip
-    """Return slots, mask of steps and running number of steps of the rows after (BACK: before) each row [B, SPAN].
+    """Return slots, a mask of steps and a running count of steps of the rows after (BACK: before) each row [B, SPAN].
 
     Steps stop at the end of an episode; with CROSS they continue after its final rows.
     """

@@ -97,8 +97,8 @@ def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset,
         for back in range(1, LAYOUT[FRAMES]):
             words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
             is_unpadded |= (words != padding).to(tl.int32)
-            follows = _load_input(next_inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
-            is_unfollowed |= (follows != younger_words).to(tl.int32)
+            next_words_before = _load_input(next_inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
+            is_unfollowed |= (next_words_before != younger_words).to(tl.int32)
             younger_words = words
     is_unpadded, is_unfollowed = tl.max(is_unpadded, axis=1) > 0, tl.max(is_unfollowed, axis=1) > 0
     is_invalid = valid & ~is_reset & ((~continues & is_unpadded) | is_unfollowed)

@@ -59,7 +59,7 @@ class Recent(Sampler):
         return slots[torch.searchsorted(running_count, self.rng.below(running_count[-1], count), right=True)], None
 
     def _newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slots of rows of these ages, and the running number of transitions in the window."""
+        """Return the slots of the rows of these ages, and a running count of the transitions among them."""
         ring = self._ring
         rows = ring.newest_rows() - ages  # [rows, N], the newest rows first
         slots = ring.flat_slots(rows.clamp(min=0), self._envs)

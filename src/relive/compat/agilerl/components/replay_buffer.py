@@ -285,9 +285,9 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
     def _sum_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
         """Return the oldest step with the summed reward, and the done and next observation of the last summed step."""
         rewards = (step[self.reward_key] for step in reversed(steps))
-        total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
+        total, *earlier_rewards = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
         last_fields = {key: steps[-1][key] for key in (done_key, self.ns_key)}
-        for step, reward in zip(reversed(steps[:-1]), earlier, strict=True):
+        for step, reward in zip(reversed(steps[:-1]), earlier_rewards, strict=True):
             ended = step[done_key].bool().reshape(len(step), -1).any(1)
             if ended.any():
                 total = total.masked_fill(_broadcast_flags(ended, total), 0)
