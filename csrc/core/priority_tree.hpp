@@ -72,7 +72,7 @@ inline double just_below(double x) noexcept {
 // nonzero entry.
 inline int64_t descend(const double* group, double scale, double& point) noexcept {
     double running[kFan + 1];
-    running[0] = 0;  // avoids a branch for the first entry, which took a third of the time
+    running[0] = 0;  // a branch for the first entry would take a third of the time
     for (int i = 0; i < kFan; ++i) running[i + 1] = running[i] + group[i] * scale;
     const double end = just_below(running[kFan]);
     const double inside = point < end ? point : end;

@@ -55,7 +55,7 @@ inline bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& 
     return true;
 }
 
-// The steps of one call before they are stored. Step i is one of `count()` in the order [steps, environments].
+// The steps of one call before they are stored. Step number i, from 0 to count() - 1, counts in the order [steps, environments].
 class StepBlock {
 public:
     explicit StepBlock(const RingMemory& memory) : memory_(memory), inputs_(memory.leaves.size() + memory.observed.size()) {}

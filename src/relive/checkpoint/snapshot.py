@@ -30,7 +30,7 @@ class State(NamedTuple):
     """State of a part of a buffer, without its config."""
 
     values: dict[str, Any]
-    """Numbers and names, as JSON."""
+    """The part of the state outside arrays, such as numbers and names, as JSON."""
     arrays: Arrays
     """Tensors by name; they may share the memory of the part."""
 

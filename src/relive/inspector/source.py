@@ -49,7 +49,7 @@ class Episodes:
     has_start: np.ndarray
     """Whether the first step of the episode is stored."""
     is_open: np.ndarray
-    """Whether the last stored step is the newest of its environment: without an end, the episode is running."""
+    """Whether the episode's last step is the newest of its environment: if it is no end, the episode is running."""
     time: np.ndarray
     """A key that sorts the episodes of all environments by the time of their end."""
 
@@ -62,7 +62,7 @@ class ReportSource:
     """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
 
     about: dict[str, Any]
-    """Facts about the buffer or dataset that need no rows."""
+    """Facts about the buffer or dataset, known without reading its rows."""
     length: int
     columns: Columns
     read: ReadRows

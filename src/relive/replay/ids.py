@@ -19,7 +19,7 @@ NO_ROW = -1
 
 
 class ResolvedRows(NamedTuple):
-    """The slots of row ids."""
+    """The slots in which the rows with some ids are stored."""
 
     slots: torch.Tensor
     """Flat slots [K]; -1 for overwritten rows and for padding."""

@@ -113,7 +113,7 @@ class NativeBackend(Backend):
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def has_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
-        """Whether every slot still holds the row of its id as a transition."""
+        """Whether every slot still holds the row with the corresponding id, as a transition."""
         return self._core.holds(slots, ids)
 
     def tree(self) -> NativeTree:

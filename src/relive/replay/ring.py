@@ -135,8 +135,8 @@ class Ring:
         return torch.where(self.kind == TRANSITION, ids, NO_ID).view(-1)
 
     def ids_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the ids of the newest rows at flat slots."""
-        next_ids = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
+        """Return the ids of the rows at flat slots; each slot holds the newest row that maps to it."""
+        next_ids = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # next id per column
         top = next_ids[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 

@@ -40,7 +40,7 @@ class EpisodeExtent(NamedTuple):
 
 
 def mark_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mask [n, B] of the rows from the first one that is not a step on, and their number [B]."""
+    """Return a mask [n, B] of the first row that is not a step and of all rows after it, and their number [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 
@@ -180,7 +180,7 @@ def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tenso
 
 
 def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
-    """Compute the batch of a plan from the steps [B, L, …] of `plan.unreduced`, whose `terminated` may have changed."""
+    """Compute the batch of a plan from the steps [B, L, …] that `plan.unreduced` read and a view may have changed."""
     if plan.is_transition:
         return {path: steps[path] for path in plan.paths}
     if plan.layout is Layout.PACKED:

@@ -188,7 +188,7 @@ class Node:
         return CorruptCheckpoint(explain(self.where, expected, got, _CORRUPT_REMEDY))
 
     def entry(self, key: str) -> Node:
-        """Return an entry of an object."""
+        """Return the entry of a JSON object; raise if it is missing."""
         if not isinstance(self.value, dict) or key not in self.value:
             got = sorted(self.value) if isinstance(self.value, dict) else self.value
             raise Node(self.where, got).error(f"an object with {key!r}")

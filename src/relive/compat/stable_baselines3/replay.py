@@ -70,7 +70,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAY_NAMES)
     _sums_rewards = False
-    """Whether batches have sums of rewards, whose terms are normalised before summing."""
+    """Whether batches contain sums of rewards; the rewards are then normalised before they are summed."""
 
     def __init__(
         self,

@@ -383,7 +383,7 @@ class TritonTree:
         return self._update(index, priority, ring, alpha, eps, transforms=True)
 
     def mark(self, touched: torch.Tensor, changed: torch.Tensor, kind: torch.Tensor, alpha: float, eps: float) -> None:
-        """Set changed leaves to the mass of the largest priority for transitions (by `kind`), otherwise to zero."""
+        """Set changed leaves: those of transitions to the mass of the largest priority, all others to zero."""
         count = len(touched)
         if not count:
             return

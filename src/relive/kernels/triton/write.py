@@ -284,7 +284,7 @@ def _set_tiles(layouts: Sequence[LeafLayout], per_program: int) -> tuple[LeafLay
     return tuple((layout[0], tile, *layout[2:]) for layout, tile in zip(layouts, tiles, strict=True))
 
 
-def _widen(leaf: Leaf) -> Leaf:
+def _use_int64_words(leaf: Leaf) -> Leaf:
     """View a leaf of wide rows as words of eight bytes, if its rows and their pieces are divisible by eight."""
     width, _, k, inner, zero = leaf.layout
     size = leaf.words.element_size()
@@ -307,7 +307,7 @@ class StepWriter:
         `flags`: indices of `terminated` and `truncated` in `rest`.
         """
         self._rings = rings
-        leaves = [[_widen(leaf) for leaf in group] for group in (obs, rest, next_obs)]
+        leaves = [[_use_int64_words(leaf) for leaf in group] for group in (obs, rest, next_obs)]
         obs_words, rest_words, next_words = (tuple(leaf.words for leaf in group) for group in leaves)
         self._words = obs_words, obs_words, rest_words
         self._is_widened = any(

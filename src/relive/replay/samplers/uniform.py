@@ -122,8 +122,8 @@ class WithoutReplacement(Sampler):
         require_all(~is_cleared, "epoch", "rows since the last clear", remaining_ids)
         is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=remaining_ids.device)
         is_next[slots[slots >= 0]] = True
-        num_repeated = int((slots >= 0).sum() - is_next.sum())
-        require(not num_repeated, "epoch", "every row once", f"{num_repeated} rows twice")
+        num_rows_twice = int((slots >= 0).sum() - is_next.sum())
+        require(not num_rows_twice, "epoch", "every row once", f"{num_rows_twice} rows twice")
 
     def on_recover(self) -> None:
         self._remaining_ids = self._remaining_ids[self._ring.locate(self._remaining_ids)[0] >= 0]
