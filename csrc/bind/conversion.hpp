@@ -71,7 +71,7 @@ struct Array {
     char* data;
     int ndim;
     Py_ssize_t* shape;
-    Py_ssize_t* strides;  // counted in bytes
+    Py_ssize_t* strides;  // in bytes
     PyObject* base;
     PyObject* descr;
     int flags;
@@ -142,7 +142,7 @@ public:
     }
 
     void release() {
-        if (view_.obj) PyBuffer_Release(&view_);  // sets view_.obj to null
+        if (view_.obj) PyBuffer_Release(&view_);  // also sets view_.obj to null
     }
 
 private:
@@ -172,7 +172,7 @@ public:
         PyErr_Clear();
     }
 
-    // Set numpy.ndarray, to be read directly if this agrees with the buffer protocol for all `probes`.
+    // Set numpy.ndarray. Arrays are read directly if that gives the same views as the buffer protocol for all `probes`.
     void set_numpy(PyObject* array_type, PyObject* const* probes, size_t count) {
         for (size_t i = 0; i < count; ++i) {
             Array direct, buffered;

@@ -17,7 +17,7 @@ struct Field {
     Py_ssize_t leaves = 1;
 };
 
-// Leaves a recursive call that Py_EnterRecursiveCall entered.
+// Calls Py_LeaveRecursiveCall at the end of its scope, after a successful Py_EnterRecursiveCall.
 struct Depth {
     ~Depth() { Py_LeaveRecursiveCall(); }
 };
@@ -100,13 +100,13 @@ private:
         for (Py_ssize_t i = 0; i < size; ++i) {
             const Field& part = field.parts[static_cast<size_t>(i)];
             PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
-            if (!inner) PyErr_Clear();  // other code has shortened the list meanwhile
+            if (!inner) PyErr_Clear();  // other code shortened the list meanwhile
             if (!inner || inner == Py_None) return false;
             if (part.parts.empty()) {
                 out.add(inner);
                 continue;
             }
-            const nb::object held = nb::borrow(inner);  // a reference: a key with a custom __eq__ may remove the value from its dict
+            const nb::object held = nb::borrow(inner);  // keeps it alive: a key's __eq__ may remove it from its dict
             if (!take_parts(inner, part, out)) return false;
         }
         return true;

@@ -39,7 +39,7 @@ private:
 using Clock = std::chrono::steady_clock;
 using Status = ProcessMutex::Status;
 
-constexpr double kUnlimited = 1e9;  // seconds; longer waits could overflow in nanoseconds
+constexpr double kUnlimited = 1e9;  // in seconds; a longer time could overflow as nanoseconds
 
 // A context manager around a mutex shared by processes. The first holder after a dead one repairs the data.
 class ProcessLock {
@@ -72,7 +72,7 @@ public:
         try {
             recover_();
         } catch (...) {
-            exit();  // unlocked without repair: the next holder tries again
+            exit();  // unlock without marking the data as repaired: the next holder tries again
             throw;
         }
         mutex_.set_repaired();

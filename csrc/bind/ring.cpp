@@ -297,7 +297,7 @@ private:
         std::optional<Counters::Hold> hold;
         if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
-        if (counters_) counters_->count(block, memory_);  // throws if counters would overflow
+        if (counters_) counters_->count(block, memory_);  // throws if a counter would overflow
         writer_.write();
         return writer_.continuity.next_warning();
     }
@@ -307,7 +307,7 @@ private:
     PageRequests requests_;
     std::vector<Array> arrays_;  // leaves of the step being written
     bool is_writing_ = false;
-    bool single_;  // one environment, passed without an environment axis
+    bool single_;  // whether there is one environment, passed without an environment axis
     Counters* counters_ = nullptr;
     nb::object owner_, counters_owner_;  // keep the arrays and the counters alive
 };

@@ -206,7 +206,7 @@ struct SequenceIndex {
         const Array ends = read_or_throw(terminated, "terminated");
         if (ends.ndim != 2 || ends.dtype != kBool) refuse("terminated: expected a matrix of bools");
         if (steps < 0 || steps > ends.shape[0]) refuse<OutOfRange>("steps: expected 0 to ", ends.shape[0], ", got ", steps);
-        // A longer stride would skip steps and run past the last one.
+        // A stride longer than `length` would skip steps and run past the last one.
         if (length < 0 || stride < 1 || (length && stride > length))
             refuse("length, stride: expected 1 <= stride <= length, got ", length, ", ", stride);
         rows = steps * ends.shape[1];

@@ -171,7 +171,7 @@ inline void with_size(int64_t bytes, Work work) {
     }
 }
 
-constexpr int64_t kAhead = 24;      // prefetch distance in items
+constexpr int64_t kAhead = 24;      // number of items between a prefetch and its copy
 constexpr int64_t kNear = 1 << 22;  // arrays up to this many bytes stay in the cache and need no prefetch
 constexpr int64_t kShortRow = 96;   // rows of more bytes are copied with memcpy
 
@@ -182,7 +182,7 @@ inline void prefetch_item(const char* item, int64_t bytes) noexcept {
 
 // out[i] = items[index[i]] for `total` items of `bytes` bytes. The caller has range-checked the index.
 inline void gather(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes, int64_t total) noexcept {
-    const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;  // number of copies with a prefetch
+    const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;  // number of copies that also prefetch a later item
     with_size(bytes, [=](auto size) {
         constexpr int64_t kBytes = decltype(size)::value;
         int64_t i = 0;

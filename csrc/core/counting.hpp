@@ -21,9 +21,9 @@ struct CountedSteps {
     int64_t steps, envs;
     const int64_t* env_ids;  // [envs]; null: all environments in order
     const CountedLeaf* leaves;
-    std::vector<uint8_t> resetting;   // [envs] whether the first step only resets; after `find_transitions`: the next step
+    std::vector<uint8_t> resetting;   // [envs] whether the first step is a reset; set by `find_transitions` for the step after the last
     std::vector<uint8_t> transition;  // [steps, envs]; empty: all steps are transitions
-    std::vector<int64_t> played;      // number of transitions per step
+    std::vector<int64_t> played;      // number of transitions in each step
 
     int64_t env_at(int64_t n) const { return env_ids ? env_ids[n] : n; }
     bool is_transition(int64_t i) const { return transition.empty() || transition[static_cast<size_t>(i)]; }
@@ -48,12 +48,12 @@ public:
 private:
     void finish(const CountedSteps& steps, int64_t t);
 
-    std::vector<int64_t> ended_;  // positions of ended environments within a step
+    std::vector<int64_t> ended_;  // positions, within a step, of environments whose episode ends
 };
 
 class MomentCounter {
 public:
-    double *rows, *mean, *squares;  // shapes [], [elements], [elements]
+    double *rows, *mean, *squares;  // count [], mean and squared deviations [elements]
     int64_t elements;
     int leaf;
 

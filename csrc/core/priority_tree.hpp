@@ -30,7 +30,7 @@ struct TreeScale {
     static constexpr double kNormal = 0x1p-64, kTiny = 0x1p+512;
     static constexpr double kTooSmall = 0x1p-800;   // lower bound of a total in normal scale
     static constexpr double kTooLarge = 0x1p+300;   // upper bound of a total in tiny scale
-    static constexpr double kTinyLeaf = 0x1p-700;   // all leaves are below this if the normal total is too small
+    static constexpr double kTinyLeaf = 0x1p-700;   // if the normal total is below kTooSmall, all leaves are below this
 };
 
 // Sum of a group, pairwise: four independent additions at a time.
@@ -72,7 +72,7 @@ inline double just_below(double x) noexcept {
 // nonzero entry.
 inline int64_t descend(const double* group, double scale, double& point) noexcept {
     double running[kFan + 1];
-    running[0] = 0;  // avoids a branch for the first entry, which took a third of the time
+    running[0] = 0;  // a branch for the first entry would take a third of the time
     for (int i = 0; i < kFan; ++i) running[i + 1] = running[i] + group[i] * scale;
     const double end = just_below(running[kFan]);
     const double inside = point < end ? point : end;
@@ -98,7 +98,7 @@ public:
         return total;
     }
 
-    double* operator[](int level) const { return levels_[level]; }  // levels start at 1
+    double* operator[](int level) const { return levels_[level]; }  // the lowest level is 1
 
 private:
     double* levels_[kMaxLevels + 1] = {};
@@ -173,7 +173,7 @@ public:
     void rebuild() noexcept {
         sum_all(TreeScale::kNormal);
         if (summary_.has_minima != 0) renew_all_minima();
-        summary_.tiny = summary_.root < TreeScale::kTooSmall;  // may be set although no leaf vanishes
+        summary_.tiny = summary_.root < TreeScale::kTooSmall;  // may be true although no leaf vanishes
         rescale();
     }
 
@@ -293,13 +293,13 @@ private:
         if (summary_.scale == TreeScale::kNormal && summary_.tiny != 0 && summary_.root < TreeScale::kTooSmall) {
             sum_all(TreeScale::kTiny);
             if (summary_.root > 0) return;
-            summary_.scale = TreeScale::kNormal;  // the total is zero: all leaves are zero
+            summary_.scale = TreeScale::kNormal;  // if the total is zero, all leaves are zero
             summary_.tiny = 0;
         }
     }
 
     double* leaves_;
-    int top_ = 0;  // level of the single top group
+    int top_ = 0;  // level of the top group
     int64_t entries_[kMaxLevels + 1];
     TreeLevels sums_, minima_;
     TreeSummary& summary_;

@@ -55,7 +55,7 @@ public:
         cell_->wanted.store(name_, std::memory_order_relaxed);
         int status = EBUSY;
         for (const auto until = Clock::now() + kSpin; status == EBUSY && Clock::now() < until;) {
-            std::this_thread::yield();  // lets the holder run if it waits for this core
+            std::this_thread::yield();  // let the holder run, if it waits for this processor core
             status = pthread_mutex_trylock(&cell_->mutex);
         }
         if (status == EBUSY) status = sleep();
@@ -138,7 +138,7 @@ private:
 
     Cell* cell_;
     uint32_t name_ = std::random_device()() | 1;
-    std::atomic<int64_t> depth_{0};  // written by the holder only; a stale read in another thread only skips `give_way`
+    std::atomic<int64_t> depth_{0};  // written by the holder only; another thread that reads an old value merely skips `give_way`
 };
 
 }  // namespace relive

@@ -30,9 +30,9 @@ struct ReadGroup {
     static constexpr int kAnchors = 5;
 
     Anchor anchor;
-    bool of_observations;          // offsets count observations: an episode has one more than steps
-    bool is_masked;                // the batch has a mask of the offsets inside the episode
-    bool has_offsets;              // several items per row, one per offset; false: one item per row
+    bool of_observations;          // offsets count observations, of which an episode has one more than steps
+    bool is_masked;                // whether the batch has a mask of the offsets inside the episode
+    bool has_offsets;              // whether a row has one item per offset; otherwise it has a single item
     std::vector<int64_t> offsets;  // relative to the anchor; empty for packed sequences, which read every step
 };
 
@@ -55,15 +55,15 @@ struct ReadPlan {
 
     const RingMemory& memory;
     Layout layout;
-    bool cross;  // packed sequences continue into the next episode
+    bool cross;  // whether packed sequences continue into the next episode
     bool step_ids;
-    int64_t before, after;  // steps before and after a row that any offset needs
+    int64_t before, after;  // largest numbers of steps before and after a row that offsets need
     int64_t n;              // steps per n-step transition; 0: single steps, without sums
     double gamma;
     std::vector<ReadGroup> groups;
     std::vector<LeafRead> reads;  // leaves in the order of the batch
     std::vector<double> powers;   // the powers γ^0 to γ^n
-    bool needs_extents;           // some slot depends on the extent of the episode
+    bool needs_extents;           // whether some slot depends on the extent of the episode
 
     bool is_packed() const { return layout == Layout::kPacked; }
     int64_t length() const { return before + 1 + after; }  // number of steps of a packed sequence
@@ -91,7 +91,7 @@ struct ReadPlan {
     }
 };
 
-// Write the slots of a row and the following steps to `out`; -1 from the first step on that is not stored.
+// Write the slots of a row and of the steps after it to `out`; -1 from the first missing step on.
 inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool cross, int64_t* out) {
     for (int64_t j = 0; j < length; ++j) {
         out[j] = slot;
@@ -277,10 +277,10 @@ private:
 
     // The slots of a group.
     struct GroupSlots {
-        const int64_t* at = nullptr;  // `slots`, or the slots that several groups share
+        const int64_t* at = nullptr;  // points to `slots`, or to slots that several groups share
         std::vector<int64_t> slots;
         std::vector<SlotRun> runs;  // runs of slots, for packed sequences
-        size_t mask = 0;            // index of the mask tensor; 0: none
+        size_t mask = 0;            // index of the mask tensor; 0 without a mask
     };
 
     const ReadPlan& plan() const { return *plan_; }

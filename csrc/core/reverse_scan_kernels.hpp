@@ -295,7 +295,7 @@ RELIVE_INLINE void step_row(const Job& job, const Rule& rule, int64_t t, bool la
 // Scan `registers` (at most kMax) adjacent registers of columns from the last row to the first.
 template <template <class> class Rule, class R, class Access, bool kMasked, int kMax = 1>
 RELIVE_INLINE void scan_columns(const Job<typename R::Number>& shared, int64_t column, int registers = 1) {
-    const auto job = shared;  // a copy: stores to outputs cannot alias it
+    const auto job = shared;  // a copy, because stores to outputs cannot alias it
     const Rule<R> rule(job);
     typename Rule<R>::Carry carry[kMax];
     for (int i = 0; i < registers; ++i) carry[i] = rule.start(i);

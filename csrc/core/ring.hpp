@@ -18,8 +18,8 @@ namespace relive {
 enum Kind : uint8_t {
     kEmpty = 0,       // no row, or an expired one
     kTransition = 1,  // a row that can be sampled; the following row holds its next observation
-    kFinal = 2,       // only an observation: the last one of an episode that ended or was cut
-    kPending = 3,     // only an observation: the newest one, until the step that starts there is written
+    kFinal = 2,       // a row with only an observation: the last one of an episode that ended or was cut
+    kPending = 3,     // a row with only an observation: the newest one, until the step that starts with it is written
     kHistory = 4,     // a transition too old to be sampled, kept for frame stacks of younger rows
 };
 
@@ -158,7 +158,7 @@ struct Ring {
 
     // Draw `count` slots of transitions uniformly with replacement. False if transitions are too rare to find by chance.
     bool draw(int64_t count, const BitGenerator& random, int64_t* out) const {
-        constexpr int64_t kRare = 16;  // rare: at most one transition in this many slots
+        constexpr int64_t kRare = 16;  // transitions are rare if at most one in this many slots is one
         int64_t longest = 0;           // largest number of rows since the last clear in any column
         for (int64_t e = 0; e < envs; ++e) longest = std::max(longest, minus(plus(newest(e), 1), floor[e]));
         const bool is_full = longest >= slots;

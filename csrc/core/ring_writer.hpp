@@ -55,7 +55,7 @@ inline bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& 
     return true;
 }
 
-// The steps of one call before they are stored. Step i is one of `count()` in the order [steps, environments].
+// The steps of one call before they are stored. Step number i, from 0 to count() - 1, counts in the order [steps, environments].
 class StepBlock {
 public:
     explicit StepBlock(const RingMemory& memory) : memory_(memory), inputs_(memory.leaves.size() + memory.observed.size()) {}
@@ -213,7 +213,7 @@ private:
     std::vector<InputLeaf> inputs_;
     bool of_all_envs_ = true;
     std::vector<int64_t> env_index_;
-    std::vector<uint8_t> continues_;     // whether each step continues the preceding one; empty without stacks
+    std::vector<uint8_t> continues_;     // whether each step continues the preceding one; empty without stacked leaves
     mutable std::vector<char> rebuilt_;  // scratch memory for a rebuilt stack
 };
 
@@ -222,12 +222,12 @@ enum Warning : int64_t { kNoWarning = -1, kLooksCut = INT64_MIN, kLooksReset, kL
 
 // Counts how consecutive steps are connected. The counters belong to one writer and are not stored.
 struct Continuity {
-    int64_t followed = 0;   // steps after a step that did not end its episode
-    int64_t cut = 0;        // steps among `followed` that do not start with the preceding next observation
-    int64_t ended = 0;      // episode ends with a following step
+    int64_t followed = 0;   // number of steps after a step that did not end its episode
+    int64_t cut = 0;        // number of steps in `followed` that do not start with the preceding next observation
+    int64_t ended = 0;      // number of episode ends with a following step
     int64_t reset = 0;      // ends among `ended` whose next observation is the first one of the following episode
-    int64_t restarted = 0;  // steps after a reset that the caller did not announce with a cut
-    int64_t infinite = 0;   // writes with an infinite or NaN reward
+    int64_t restarted = 0;  // number of steps after a reset that the caller did not announce with a cut
+    int64_t infinite = 0;   // number of writes with an infinite or NaN reward
 
     bool watches_cuts = false;  // statistics count episodes: an unannounced cut would merge two of them
 
@@ -291,13 +291,13 @@ private:
     // Count the episode end before step i if it is still stored. Episodes of one step are ignored: a bandit may
     // legitimately pass the next context as the next observation.
     void count_end(int64_t env, int64_t i) {
-        const int64_t row = minus(ring_.head[env], 2);  // the last step; the row after it holds the final observation
+        const int64_t row = minus(ring_.head[env], 2);  // row of the last step; the row after it holds the final observation
         if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
         const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
         const bool terminated = memory_.leaf(memory_.terminated).column[flat];
-        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // the episode was cut, without an end
+        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // the episode was cut and has no end
         continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
     }
 
@@ -316,7 +316,7 @@ private:
 
     // Write a step of all environments with one copy per leaf.
     void write_all_envs(int64_t t) {
-        Ring ring = ring_;  // a copy: stores cannot alias its pointers, which stay in registers
+        Ring ring = ring_;  // a copy, whose pointers stay in registers: stores cannot alias them
         const int64_t envs = ring.envs, row = ring.head[0], next = plus(row, 1), first_step = t * envs;
         const int64_t flat = ring.at(row, 0), next_flat = ring.at(next, 0);
         const bool open = ring.open[0];
@@ -369,7 +369,7 @@ private:
         std::vector<int64_t>* slots = touched_slots();
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
-        bool open = ring_.open[env];  // whether the row already has its observation
+        bool open = ring_.open[env];  // whether the head row already holds its observation
         const bool continues = !open || reset || block.continues_pending(row, env, i);
         if (!open) count_end(env, i);
         else continuity.count_start(reset ? block.starts_with(ring_.at(row, env), i) : continues, reset);

@@ -77,13 +77,13 @@ struct SequenceSpec {
     int64_t length;  // steps of a full sequence; 0: as long as possible
     int64_t stride;  // steps between the starts of full sequences
     bool split;      // whether sequences end at episode ends
-    bool keep_tail;  // add a shorter sequence of the remaining steps
+    bool keep_tail;  // whether the remaining steps form a shorter sequence
 };
 
 struct Flags {
     const uint8_t* terminated;  // [steps, envs] flags
     const uint8_t* truncated;   // [steps, envs] flags
-    const uint8_t* mask;        // [steps, envs] valid steps; null: all
+    const uint8_t* mask;        // [steps, envs] whether each step is valid; null: all are
     const uint8_t* starting;    // [envs] whether the first step starts an episode
     int64_t steps, envs;
 };
@@ -125,7 +125,7 @@ inline Sequences find_sequences(const Flags& flags, const SequenceSpec& spec) {
     Sequences sequences;
     sequences.order.reset(new int64_t[static_cast<size_t>(rows)]);
     sequences.is_first.reset(new bool[static_cast<size_t>(rows + envs)]);
-    // A step starts an episode if the preceding one ended an episode or only reset.
+    // A step starts an episode if the step before it ended an episode or was a reset.
     bool* after = sequences.is_first.get() + envs;
     for (int64_t env = 0; env < envs; ++env) sequences.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
     for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;

@@ -96,7 +96,7 @@ public:
 
 private:
     static constexpr int64_t kSharedBytes = 1 << 17;
-    static constexpr int64_t kMaxBytes = int64_t{1} << 48;  // larger than any address space, and sums of it cannot wrap
+    static constexpr int64_t kMaxBytes = int64_t{1} << 48;  // larger than any address space; sums of such sizes cannot overflow
 
     std::vector<TensorPlan> plans_;
     size_t shared_ = 0;  // number of tensors in the shared block
@@ -126,7 +126,7 @@ public:
     }
 
     static BlockCache& instance() {
-        static BlockCache* instance = new BlockCache;  // leaked on purpose: tensors may outlive the module
+        static BlockCache* instance = new BlockCache;  // never freed: tensors may outlive the module
         return *instance;
     }
 

@@ -153,7 +153,7 @@ class DistillationBuffer(StateDictMixin):
             ]
             if not self._columns:
                 self._allocate(schema)
-            elif schema is not self._schema:  # converting a value called `add`
+            elif schema is not self._schema:  # converting a value has called `add`, which declared the fields
                 return self.add(obs, action, **extra)
             count = leading_shape[0] if leading_shape else 1
             leaves = leaves if leading_shape else [leaf.unsqueeze(0) for leaf in leaves]
@@ -265,7 +265,7 @@ class DistillationBuffer(StateDictMixin):
         return cls(config.entry("capacity").integer(1, 1 << 50), obs, action, extra=trees, device=device)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments of an equal, empty buffer, as JSON."""
+        """Return the constructor's arguments as JSON."""
         return {"capacity": self.capacity, "fields": self._schema.config(), "device": str(self.device)}
 
     def state(self) -> State:
@@ -278,7 +278,7 @@ class DistillationBuffer(StateDictMixin):
         return State.of_parts(parts)
 
     def rows(self) -> Rows | None:
-        """Return the rows, as rows of one environment; None before the fields are known."""
+        """Return the rows, as those of a single environment; None before the fields are known."""
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
@@ -517,7 +517,7 @@ def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], d
             str(key): _infer_declaration(f"{where}.{key}", part, leading_shape, device) for key, part in value.items()
         }
     if value is None:
-        return Field()  # converting this value raises later
+        return Field()  # the conversion of None raises an error later
     tensor = as_tensor(where, value, device)
     return Field(tensor.shape[len(leading_shape) :], narrow_dtype(tensor.dtype))
 

@@ -149,18 +149,25 @@ def measure_seconds(call: Callable[[], object], target: Target) -> float:
 def describe_machine(target: Target) -> Iterator[Row]:
     """Versions, driver and device."""
     with target.kernels():
-        serving = kernels.serving([torch.zeros(1, device=target.device)])
+        backend_name = kernels.serving([torch.zeros(1, device=target.device)])
     triton = sys.modules.get("triton")
     facts = {
         "relive": rl.__version__, "torch": torch.__version__, "CUDA or ROCm": torch.version.cuda or torch.version.hip,
         "Triton": getattr(triton, "__version__", None), "Python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}", "driver": _find_driver(), "kernels": serving,
+        "system": f"{platform.system()} {platform.release()}", "driver": _find_driver(), "kernels": backend_name,
     }  # fmt: skip
     if target.is_gpu:
-        about = torch.cuda.get_device_properties(target.device)
-        facts |= {"GPU": about.name, "GPUs": torch.cuda.device_count(), "processors": about.multi_processor_count}
-        facts |= {"memory": f"{about.total_memory >> 20:,} MiB", "capability": f"{about.major}.{about.minor}"}
-        facts["architecture"] = getattr(about, "gcnArchName", None)
+        properties = torch.cuda.get_device_properties(target.device)
+        facts |= {
+            "GPU": properties.name,
+            "GPUs": torch.cuda.device_count(),
+            "processors": properties.multi_processor_count,
+        }
+        facts |= {
+            "memory": f"{properties.total_memory >> 20:,} MiB",
+            "capability": f"{properties.major}.{properties.minor}",
+        }
+        facts["architecture"] = getattr(properties, "gcnArchName", None)
     yield from ({"what": name, "value": value} for name, value in facts.items() if value is not None)
 
 
@@ -242,8 +249,8 @@ def compare_priorities(target: Target) -> Iterator[Row]:
     for envs in target.sizes.envs[:3]:
         host, on_device = _fill_both(target, envs, target.sizes.steps - 2, update, sampler=rl.Prioritized())
         masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, on_device)]
-        worst = float(((masses[0] - masses[1]).abs() / masses[0].clamp(min=1e-300)).max())
-        require(worst < 1e-12, f"masses differ by up to {worst:.1e} of them")
+        largest_difference = float(((masses[0] - masses[1]).abs() / masses[0].clamp(min=1e-300)).max())
+        require(largest_difference < 1e-12, f"masses differ by up to {largest_difference:.1e} of them")
         with target.kernels():
             on_device.check()
             index = on_device.sample(target.sizes.batch)["index"].cpu()
@@ -251,7 +258,7 @@ def compare_priorities(target: Target) -> Iterator[Row]:
         yield {
             "environments": envs,
             "rows": len(host),
-            "largest difference of masses": f"{worst:.1e}",
+            "largest difference of masses": f"{largest_difference:.1e}",
             "result": "equal",
         }
 
@@ -319,9 +326,9 @@ class _Learner:
         return [tensor.cpu().clone() for tensor in tensors]
 
 
-def _require_same(first: _Learner, second: _Learner, when: str) -> None:
+def _require_same(first: _Learner, second: _Learner, situation: str) -> None:
     is_equal = all(torch.equal(a, b) for a, b in zip(first.state(), second.state(), strict=True))
-    require(is_equal, f"the buffers differ {when}")
+    require(is_equal, f"the buffers differ {situation}")
     first.replay.check()
 
 
@@ -362,12 +369,12 @@ def check_streams(target: Target) -> Iterator[Row]:
     """The same rounds on the current stream and on another one."""
     target.require_gpu()
     first, second = _Learner(target), _Learner(target)
-    beside = torch.cuda.Stream(target.device)
+    side_stream = torch.cuda.Stream(target.device)
     for step in episodes(8, 20, seed=2):
         for learner in (first, second):
             learner.set_step(step)
         first.round()
-        _on_stream(beside, target.device, second.round)
+        _on_stream(side_stream, target.device, second.round)
     _require_same(first, second, "on another stream")
     yield {"what": "20 rounds on two streams", "result": "equal"}
 
@@ -462,9 +469,9 @@ def measure_time(target: Target, name: str, call: Callable[[], object], num_byte
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     target.wait()
     # Keep the device busy while the calls are queued, to measure its time without the host's.
-    busy = torch.empty(1 << 27, dtype=torch.uint8, device=target.device)
-    for _ in range(1 + int(2 * rounds * median(host) * target.copy_speed / busy.nbytes)):
-        busy.fill_(1)
+    scratch = torch.empty(1 << 27, dtype=torch.uint8, device=target.device)
+    for _ in range(1 + int(2 * rounds * median(host) * target.copy_speed / scratch.nbytes)):
+        scratch.fill_(1)
     start.record()
     for _ in range(rounds):
         call()
@@ -498,10 +505,10 @@ def time_replay(target: Target) -> Iterator[Row]:
                 num_bytes = 2 * count * step_bytes
                 errors = torch.rand(count, device=target.device)
                 index = prioritized.sample(count)["index"]
-                reads: dict[str, Any] = {"sample": None, "3 steps": rl.NStep(3, 0.99)}
+                views_by_name: dict[str, Any] = {"sample": None, "3 steps": rl.NStep(3, 0.99)}
                 if count == sizes.batch:
-                    reads["sequences of 16"] = rl.Sequence(16)
-                for name, view in reads.items():
+                    views_by_name["sequences of 16"] = rl.Sequence(16)
+                for name, view in views_by_name.items():
                     length = 16 if name.startswith("seq") else 1
                     yield measure_time(
                         target, f"{name}, {count}{kind}", partial(replay.sample, count, view), length * num_bytes
@@ -599,9 +606,9 @@ def _time_fasttd3(target: Target, envs: int, step: dict[str, torch.Tensor]) -> I
             buffer.extend(batch)
         if n_steps == 1:
             yield measure_time(target, f"FastTD3 extend, {envs} environments", partial(buffer.extend, batch))
-        per_env = max(target.sizes.batch // envs, 1)
-        name = f"FastTD3 sample, {per_env * envs}, {n_steps} steps"
-        yield measure_time(target, name, partial(buffer.sample, per_env))
+        rows_per_env = max(target.sizes.batch // envs, 1)
+        name = f"FastTD3 sample, {rows_per_env * envs}, {n_steps} steps"
+        yield measure_time(target, name, partial(buffer.sample, rows_per_env))
 
 
 def _time_torchrl(target: Target, envs: int, step: dict[str, torch.Tensor]) -> Iterator[Row]:
@@ -652,7 +659,7 @@ def run_section(title: str, run: Callable[[Target], Iterator[Row]], target: Targ
             result["result"] = "FAILED"
     except UnsupportedSection as reason:
         result["result"] = f"left out: {reason}"
-    except Exception as error:  # an error is part of the report
+    except Exception as error:  # any error becomes part of the report
         result |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     result["seconds"] = round(perf_counter() - start, 1)
     return result

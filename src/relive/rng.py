@@ -79,7 +79,7 @@ class Randomness:
         return self._host_and_devices()
 
     def restore(self, snapshot: Any) -> None:
-        """Return to a snapshot: later draws repeat."""
+        """Restore a snapshot: the draws that followed it are repeated."""
         self._set_position(*snapshot)
 
     def _host_and_devices(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
@@ -125,7 +125,7 @@ class Randomness:
         width = 1 / max(count, 1)
         if self._slice_starts is None or len(self._slice_starts) != count or self._slice_starts.device != device:
             self._slice_starts = torch.linspace(2.0**-60, 1 - width, count, dtype=torch.float64, device=device)
-        # Slightly less than a slice, so that rounding never exceeds 1.
+        # Slightly less than the width of a slice, so that no sum is rounded to more than 1.
         return torch.add(self._slice_starts, self.uniform(count, device), alpha=(1 - 2**-50) * width)
 
     def generator(self, device: torch.device) -> torch.Generator:

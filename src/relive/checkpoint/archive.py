@@ -306,7 +306,7 @@ class Archive:
         try:
             self._write_atomically(manifest_file(manifest.number), [data])
         finally:
-            if self.exists(manifest.number):  # also if the write was interrupted after the file was complete
+            if self.exists(manifest.number):  # also true if the write was interrupted after the manifest was complete
                 self._uncommitted_files.clear()
         self.files.sync_folder("manifests")
 
@@ -319,17 +319,17 @@ class Archive:
             numbers = self.numbers()
             unread = {number for number in numbers if number not in summaries}
             if any(map(self._is_valid, unread)):
-                return  # a manifest became readable again, but its files are not in `summaries`
+                return  # a manifest is readable again, but `summaries` lacks its files: remove nothing
             lineage_numbers = [
                 number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage
             ]
             removed = unread | set(lineage_numbers) - set(islice(filter(self._is_valid, lineage_numbers), keep))
             needed = {name for number in summaries if number not in removed for name in summaries[number].files}
             matches = {name: _MANIFEST_PATTERN.fullmatch(name) for name in self.files.regular_names("manifests")}
-            old = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
-            for name in old:
+            removed_names = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
+            for name in removed_names:
                 self.files.remove(f"manifests/{name}")
-            if old:
+            if removed_names:
                 self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
                 self._remove_saved(folder, needed)
@@ -409,7 +409,7 @@ class Archive:
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # reading it raises the error
+            return True  # the manifest exists; reading it later raises this error
         return True
 
     def require_files(self, manifest: Manifest) -> None:
@@ -439,17 +439,17 @@ class Archive:
     def fill(self, folder: str, file: FileInfo) -> Callable[[int, memoryview], None]:
         """Return a function `fill(offset, target)` that copies verified bytes of a file."""
         name = f"{folder}/{file.name}"
-        last = -1, b""  # the last chunk and its index: most arrays are small
+        cached_chunk = -1, b""  # index and bytes of the last chunk, cached: most arrays are smaller than a chunk
 
         def read_chunk(i: int) -> bytes:
-            nonlocal last
-            if last[0] != i:
+            nonlocal cached_chunk
+            if cached_chunk[0] != i:
                 start = i * CHUNK_BYTES
                 with self._open(name) as descriptor:
                     data = self.files.read_at(descriptor, min(CHUNK_BYTES, file.nbytes - start), start)
                 require_checksum(name, file, i, len(data), crc32(data))
-                last = i, data
-            return last[1]
+                cached_chunk = i, data
+            return cached_chunk[1]
 
         def fill(offset: int, target: memoryview) -> None:
             while len(target):
@@ -486,7 +486,7 @@ class FileReader:
         self._num_read = self._checksum = 0
 
     def fill(self, target: memoryview) -> None:
-        """Fill `target` with the next bytes."""
+        """Fill `target` with the next bytes of the file."""
         while len(target):
             i = self._num_read // CHUNK_BYTES
             piece = target[: CHUNK_BYTES - self._num_read % CHUNK_BYTES]

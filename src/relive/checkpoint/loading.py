@@ -180,9 +180,9 @@ def _restore(
         except MemoryError as error:
             text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
             raise IncompatibleCheckpoint(text) from error
-        except SchemaError as error:  # from the constructor
+        except SchemaError as error:  # raised by the constructor of the buffer
             raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
-        except InvariantError as error:  # from check()
+        except InvariantError as error:  # raised by `check()` of the buffer
             raise CorruptCheckpoint(f"state/{file.name}: the contents are invalid. {error}") from error
         if options["device"] is not None:
             for change in _describe_changes(manifest, buffer):
@@ -205,7 +205,7 @@ def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, op
     """Make a buffer, restore its state and its rows, and check its invariants."""
     buffer = BUFFER_CLASSES[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
-    _request_large_pages(buffer.rows(), manifest)  # before load_state, which writes to the same pages
+    _request_large_pages(buffer.rows(), manifest)  # must precede load_state, which writes to the same pages
     with getattr(buffer, "_refilled", nullcontext)():
         buffer.load_state(saved)
         if "note" in manifest.values:
@@ -238,11 +238,11 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
     total = sum(file.nbytes for file in manifest.segments)
     segments, covered_until, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
-        stamp = archive.stamp(file)  # before reading, so that a later change of the file changes the stamp
+        stamp = archive.stamp(file)  # taken before reading: a change during or after the read is then detected
         try:
             first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
-            archive.verify("segments", file)  # if bytes are damaged, raise that error instead
+            archive.verify("segments", file)  # raises another error if bytes of the file are damaged
             raise
         _require_all(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
         covered_until = torch.maximum(covered_until, last_stop)
@@ -272,8 +272,8 @@ def _read_segment(
         _require_all(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
         pieces = _split_segment(segment, rows.first)
-        filled = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
-        deque(show_progress(filled, total, "loading rows"), 0)
+        filled_pieces = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
+        deque(show_progress(filled_pieces, total, "loading rows"), 0)
         source.finish()
     return first, stop
 
@@ -289,9 +289,9 @@ def _read_bounds(
     bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
     source.fill(writable_memory(bounds))
     first, stop = bounds.numpy()
-    max_row, longest = (1 << 62) // max(envs, 1), int((stop - first).max())
-    if (first < 0).any() or (stop < first).any() or (stop > max_row).any() or longest > max_row // 4:
-        got = f"{first.min()} to {stop.max()}, at most {longest} per environment"
+    max_row, max_length = (1 << 62) // max(envs, 1), int((stop - first).max())
+    if (first < 0).any() or (stop < first).any() or (stop > max_row).any() or max_length > max_row // 4:
+        got = f"{first.min()} to {stop.max()}, at most {max_length} per environment"
         raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, remedy))
     if (first < last_stop.numpy()).any() or (first == stop).all():
         got = f"rows from {first.tolist()} to {stop.tolist()}"

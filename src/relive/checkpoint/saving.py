@@ -115,10 +115,10 @@ def save(
             try:
                 archive.commit(manifest)
             finally:
-                if archive.exists(number):  # also if an operation after the write of the manifest failed
+                if archive.exists(number):  # also true if `commit` failed after it had written the manifest
                     remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
             archive.remove_old(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
-    for message in damaged:  # after the save: a filter may turn a warning into an error
+    for message in damaged:  # warn after the save: a filter may turn a warning into an error
         warnings.warn(
             f"save: a file that was saved before is damaged; all rows are written again. {message}", stacklevel=3
         )
@@ -152,7 +152,7 @@ def _previous_save(
         return previous.without_rows()
     try:
         archive.require_files(archive.manifest(previous.number))
-    except CheckpointError:  # damaged since: write all rows again
+    except CheckpointError:  # damaged since the last save: write all rows again
         return previous.without_rows()
     return _verify_segments(
         archive, previous.without_newest_segments() if archive.is_long(previous.number) else previous, damaged

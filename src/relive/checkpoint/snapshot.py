@@ -30,7 +30,7 @@ class State(NamedTuple):
     """State of a part of a buffer, without its config."""
 
     values: dict[str, Any]
-    """Numbers and names, as JSON."""
+    """The part of the state outside arrays, such as numbers and names, as JSON."""
     arrays: Arrays
     """Tensors by name; they may share the memory of the part."""
 
@@ -106,7 +106,7 @@ class SnapshotReader:
         return Node(f"{self._arrays.where}: {self._prefix}{name}", got)
 
     def require(self, name: str, leading: tuple[int | range | None, ...], *, only_leading: bool = True) -> ArraySpec:
-        """Raise unless an array has these leading axes (with `only_leading=False`: these axes), and return its spec.
+        """Return the spec of an array; raise unless it has these leading axes (`only_leading=False`: exactly these).
 
         The length of an axis may be given exactly, as a range, or as None for any. The array is not read.
         """
@@ -220,16 +220,16 @@ class Rows:
         envs, slots, step = len(self.first), self.slots, self.step
         if self.has_equal_bounds:
             first, stop = int(self.first[0]), int(self.stop[0])
-            edges = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
-            runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(edges)]
+            boundaries = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
+            runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(boundaries)]
             return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
         return list(self.flat_slots(slots).split(step))
 
     @property
     def step(self) -> int:
         """Number of rows per copy."""
-        widest = max(column[0, 0].nbytes for column in self.columns.values())
-        return max(_COPY_BYTES // max(widest, 1), 1)
+        max_row_bytes = max(column[0, 0].nbytes for column in self.columns.values())
+        return max(_COPY_BYTES // max(max_row_bytes, 1), 1)
 
     @property
     def has_equal_bounds(self) -> bool:

@@ -67,7 +67,8 @@ class StateDictMixin:
             trial = _build_buffer(snapshot, _buffer_class(self), self.config(), sampler=_settings(self).get("sampler"))
             trial.check()
             for root, previous in vars(self).get("_checkpoints", {}).items():
-                self._checkpoints[root] = previous.without_rows()  # the rows are replaced
+                # The saved rows are no longer those of the buffer: the next save writes all rows.
+                self._checkpoints[root] = previous.without_rows()
             with getattr(self, "_refilled", nullcontext)():
                 complete(partial(_fill, snapshot, self))
 
@@ -93,7 +94,7 @@ class StateDictMixin:
         expected, got = "a loop over the result of one of its methods", "a loop over the buffer"
         raise TypeError(explain(type(self).__name__, expected, got, self._loop_over))
 
-    __getitems__ = __iter__  # the DataLoader of torch calls it for a batch
+    __getitems__ = __iter__  # the DataLoader of torch calls this method for a batch
 
 
 def _take_snapshot(buffer: Any) -> Snapshot:
@@ -118,7 +119,7 @@ def _parse_state(state: Any) -> Snapshot:
 
 
 def _snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, columns: Arrays) -> Snapshot:
-    empty = torch.zeros(0, dtype=torch.int64, device="cpu")  # the state contains the bounds of the rows
+    empty = torch.zeros(0, dtype=torch.int64, device="cpu")  # unused bounds: the state contains those of the rows
     return Snapshot(config, values, arrays, Rows(columns, empty, empty))
 
 

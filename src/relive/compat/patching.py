@@ -232,5 +232,7 @@ def _missing_arguments(original: Any, ours: Any) -> str | None:
     expected, accepted = (list(inspect.signature(function).parameters.values()) for function in (original, ours))
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in accepted):
         return None
-    names, our_names = ([p.name for p in parameters if p.name != "self"] for parameters in (expected, accepted))
+    names, our_names = (
+        [parameter.name for parameter in parameters if parameter.name != "self"] for parameters in (expected, accepted)
+    )
     return None if our_names[: len(names)] == names else f"({', '.join(names)})"

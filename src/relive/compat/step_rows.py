@@ -143,25 +143,27 @@ class StepRows:
             self.scores = {}
 
     def _write(self, values: Sequence[Any]) -> None:
-        if self._writer.have_moved():  # share_memory_() of a tensor moves its memory
+        if self._writer.have_moved():  # `share_memory_` has moved the memory of a tensor
             self._bind()
         step_values, last = list(values), -1
         misfit = self._writer.write(self._step, tuple(step_values), None)
-        while misfit > last:  # a later leaf each time: all leaves before `misfit` fit
+        while misfit > last:  # each round converts a later leaf: all leaves before `misfit` fit
             step_values[misfit] = self._fit(misfit, step_values[misfit])
             misfit, last = self._writer.write(self._step, tuple(step_values), None), misfit
         if misfit >= 0:
             self._write_some(tuple(range(len(step_values))), step_values)
 
-    def _write_some(self, places: tuple[int, ...], values: Sequence[Any]) -> None:
-        """Write the values of the leaves `places` into the row of the next step."""
-        misfit = self._writer.write_converted(self._step, tuple(self._fit(i, values[i]) for i in places), places)
+    def _write_some(self, leaf_numbers: tuple[int, ...], values: Sequence[Any]) -> None:
+        """Write the values of the leaves with these numbers into the row of the next step."""
+        misfit = self._writer.write_converted(
+            self._step, tuple(self._fit(i, values[i]) for i in leaf_numbers), leaf_numbers
+        )
         if misfit >= 0:
-            raise misaligned_error(self._leaves[places[misfit]][0])
+            raise misaligned_error(self._leaves[leaf_numbers[misfit]][0])
 
-    def _fit(self, place: int, value: Any) -> torch.Tensor:
-        """Convert a value to the shape, dtype and device of leaf `place`."""
-        name, row = self._leaf_rows[place]
+    def _fit(self, leaf_number: int, value: Any) -> torch.Tensor:
+        """Convert a value to the shape, dtype and device of the leaf with this number."""
+        name, row = self._leaf_rows[leaf_number]
         if value is None and self._remedy is not None:
             raise SchemaError(explain(name, "a tensor", None, self._remedy))
         return fit(name, value, row).contiguous()
@@ -171,11 +173,11 @@ class StepRows:
         return self._first_leaf[self._step - 1] if self._step else None
 
     def stage(self, values: Sequence[Any]) -> None:
-        """Copy values of the next step; values that are None follow with `write`."""
-        places = tuple(i for i, value in enumerate(values) if value is not None)
-        self._refuse_second(self._staged_leaves.intersection(places), "Stage it once per step.")
-        self._write_some(places, values)
-        self._staged_leaves.update(places)
+        """Copy the values of the next step that are not None; `write` takes the others."""
+        leaf_numbers = tuple(i for i, value in enumerate(values) if value is not None)
+        self._refuse_second(self._staged_leaves.intersection(leaf_numbers), "Stage it once per step.")
+        self._write_some(leaf_numbers, values)
+        self._staged_leaves.update(leaf_numbers)
 
     def _complete(self, values: Sequence[Any]) -> None:
         """Write the values of a step that were not staged."""
@@ -184,9 +186,9 @@ class StepRows:
         self._write_some(tuple(i for i in range(len(self._leaves)) if i not in self._staged_leaves), values)
         self._staged_leaves.clear()
 
-    def _refuse_second(self, places: Iterable[int], remedy: str) -> None:
-        for place in places:
-            raise SchemaError(explain(self._leaves[place][0], "one value per step", "a second value", remedy))
+    def _refuse_second(self, leaf_numbers: Iterable[int], remedy: str) -> None:
+        for number in leaf_numbers:
+            raise SchemaError(explain(self._leaves[number][0], "one value per step", "a second value", remedy))
 
     @torch.inference_mode(False)
     @torch.no_grad()

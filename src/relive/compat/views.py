@@ -140,7 +140,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to each leaf of a tree and the leaves of other trees at the same keys; return dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
-    if not others:  # a single tree: fast path, used by `add`
+    if not others:  # fast path for a single tree, as in `add`
         return {key: map_tree(function, part) for key, part in tree.items()}
     return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}
 

@@ -74,7 +74,7 @@ class _BatchQueue:
         self._batches: SimpleQueue[lazy.TensorDict | BaseException | None] = SimpleQueue()
         """Batches, or the error that ended the worker; None wakes a thread that waits, after `close`."""
         self._permits: SimpleQueue[None] = SimpleQueue()
-        """One entry per batch that the worker may still sample, ahead of requests or on request."""
+        """One entry per batch that the worker may sample now."""
         for _ in range(depth):
             self._permits.put(None)
         self._lock = threading.RLock()

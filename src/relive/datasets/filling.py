@@ -31,7 +31,7 @@ FinalObs: TypeAlias = Literal["drop", "repeat"] | None
 """Treatment of an episode's last step if it was truncated and the file lacks its next observation."""
 
 _OVERLAP_ROWS = 2
-"""Number of rows to hold back until the next part is read: dropping a last step also changes the step before it."""
+"""Number of rows to hold back until the next part is read: dropping an episode's last step changes the one before."""
 
 _STANDARD_FIELDS: dict[type, tuple[str, ...]] = {
     ReplayBuffer: STEP_FIELDS,
@@ -70,9 +70,9 @@ def slice_leaves(tree: Any, at: Any) -> Any:
     return map_leaves(lambda leaf: leaf[at], tree)
 
 
-def join_leaves(tree: Any, more: Any) -> Any:
+def join_leaves(tree: Any, next_tree: Any) -> Any:
     """Concatenate the leaves of two nested dicts along their first axis."""
-    return map_leaves(lambda *leaves: np.concatenate(leaves), tree, more)
+    return map_leaves(lambda *leaves: np.concatenate(leaves), tree, next_tree)
 
 
 def split_episodes(
@@ -163,9 +163,9 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}[type(buffer)]
     num_stored = write(name, buffer, blocks)
     if shortened_episodes and final_obs is None:
-        lost = f"{len(shortened_episodes)} last step{'s' if len(shortened_episodes) > 1 else ''} without"
+        got = f"{len(shortened_episodes)} last step{'s' if len(shortened_episodes) > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
-        warn_user(explain(name, "a next observation for every step", lost, remedy))
+        warn_user(explain(name, "a next observation for every step", got, remedy))
     steps -= len(shortened_episodes)
     if num_stored < steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
@@ -224,10 +224,10 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
                 replay.cut(env_ids())
                 env = None
     finally:
-        if env is not None:  # reading failed inside an episode: end the episode
+        if env is not None:  # an error occurred inside an episode: end the episode
             replay.cut(env_ids())
     if int((replay.storage.heads - before).max()) <= replay.capacity // len(steps):
-        return sum(steps)  # nothing was overwritten: no need for the ids of all rows
+        return sum(steps)  # no added row was overwritten: all are still stored
     row, column = replay.ids() // len(steps), replay.ids() % len(steps)
     return int((row >= before[column]).sum())
 

@@ -154,10 +154,12 @@ class _Hdf5Source(RowSource):
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         first, *other_parts = self._parts
-        left_out = {column for column, field in user_columns.items() if field is None and not self._is_hidden(column)}
-        forms = _column_forms(first, left_out)
+        omitted_columns = {
+            column for column, field in user_columns.items() if field is None and not self._is_hidden(column)
+        }
+        forms = _column_forms(first, omitted_columns)
         for part in other_parts:
-            part_forms = _column_forms(part, left_out)
+            part_forms = _column_forms(part, omitted_columns)
             for column in (*forms, *part_forms):
                 if part_forms.get(column) != forms.get(column):
                     expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
@@ -166,7 +168,7 @@ class _Hdf5Source(RowSource):
         return {column: _column_spec(array) for column, array in first.arrays.items() if not self._is_hidden(column)}
 
     def default_path(self, column: str) -> tuple[str, ...]:
-        if column == "obs/obs":  # `to_hdf5` writes an observation without parts like this
+        if column == "obs/obs":  # the name that `to_hdf5` gives to an observation without named parts
             return ("obs",)
         first, *rest = column.split("/")
         return (self._fields.get(first, first), *rest)
@@ -271,15 +273,15 @@ def _count_rows(array: Any) -> int:
 
 def _column_spec(array: Any) -> ColumnSpec:
     shape = tuple((array.shape or ())[1:])
-    is_loose = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
-    return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=is_loose)
+    has_loose_axis = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
+    return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=has_loose_axis)
 
 
-def _column_forms(part: _ArrayGroup, left_out: set[str]) -> dict[str, str]:
+def _column_forms(part: _ArrayGroup, omitted_columns: set[str]) -> dict[str, str]:
     """Return the dtype and shape of each column; raises if the columns, except those left out, differ in length."""
     forms = {}
     for column, array in part.arrays.items():
-        if column not in left_out:
+        if column not in omitted_columns:
             _require_rows(array, part.num_rows)
             forms[column] = f"{'texts' if _is_text(array) else array.dtype} of shape {array.shape[1:]}"
     return forms
@@ -311,9 +313,8 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
         for (name, *parts), rows in iter_leaves((), episode):
-            unnamed_part = (
-                ["obs"] if name in ("obs", "next_obs") else []
-            )  # robomimic stores only named parts of observations
+            # In robomimic, every part of an observation has a name.
+            unnamed_part = ["obs"] if name in ("obs", "next_obs") else []
             _create_array(demo, "/".join([_ROBOMIMIC_COLUMNS.get(name, name), *(parts or unnamed_part)]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])
@@ -439,15 +440,15 @@ def _require_stored_bytes(where: str, dataset: Any, file_bytes: int) -> None:
 def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
     """Raise if decoding a chunk may take more than `max_bytes`: HDF5 inflates a chunk before it checks its size."""
     filters = dataset.id.get_create_plist()
-    codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
-    compressors = [code for code in codes if code in _MAX_EXPANSIONS]
+    filter_codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    compressors = [code for code in filter_codes if code in _MAX_EXPANSIONS]
     if (
         len(compressors) > 1
-        or len(set(codes)) < len(codes)
-        or not {*codes} <= {*_MAX_EXPANSIONS, _SHUFFLE_FILTER, _CHECKSUM_FILTER}
+        or len(set(filter_codes)) < len(filter_codes)
+        or not {*filter_codes} <= {*_MAX_EXPANSIONS, _SHUFFLE_FILTER, _CHECKSUM_FILTER}
     ):
         raise dataset_error(
-            where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {codes}"
+            where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {filter_codes}"
         )
     nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
     if nbytes > max_bytes:

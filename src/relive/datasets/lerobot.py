@@ -124,7 +124,7 @@ def _read_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
     while head := body.read(1)[0]:
         field = field + (head >> 4) if head >> 4 else _read_number(body)
         kind = head & 15
-        if kind in (1, 2):  # booleans: the kind is the value
+        if kind in (1, 2):  # Thrift stores a boolean as its type: 1 is true, 2 is false
             fields[field] = kind == 1
         elif kind in (4, 5, 6):
             fields[field] = _read_number(body)
@@ -433,7 +433,7 @@ def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarra
         raise dataset_error(where, "images as bytes", values.type)
     images = []
     for body in values.field("bytes").to_pylist():
-        if body is None:  # LeRobot would read the image from a stored path
+        if body is None:  # LeRobot would then read the image from the stored path
             raise dataset_error(where, "the bytes of an image", "a path to a file outside")
         with wrap_errors(where, "a PNG or JPEG"), pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:
             size = (picture.height, picture.width, picture.mode)
@@ -519,11 +519,11 @@ def _arrow_array(rows: np.ndarray) -> Any:
     """Convert rows [K, …] to an Arrow array: numbers, lists of numbers, or images as lossless PNG."""
     pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
     if is_image(inner, rows.dtype):
-        bodies = pyarrow.array([_encode_png(row) for row in rows], pyarrow.binary())
+        png_images = pyarrow.array([_encode_png(row) for row in rows], pyarrow.binary())
         paths = pyarrow.nulls(len(rows), pyarrow.string())
-        return pyarrow.StructArray.from_arrays([bodies, paths], ["bytes", "path"])
+        return pyarrow.StructArray.from_arrays([png_images, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
-    if inner == (1,):  # LeRobot stores a vector of length 1 as a number
+    if inner == (1,):  # LeRobot stores vectors of length 1 as numbers
         return values
     if len(inner) == 1:
         return pyarrow.FixedSizeListArray.from_arrays(values, inner[0])

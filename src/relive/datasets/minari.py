@@ -52,7 +52,7 @@ def open_dataset(dataset: Any) -> Any:
         raise dataset_error("dataset", "a Minari dataset", type(dataset).__name__, remedy)
     folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
     if folder is None:
-        return minari.load_dataset(str(dataset))  # raises Minari's error for a missing dataset
+        return minari.load_dataset(str(dataset))  # for a missing dataset, Minari raises its own error here
     _require_spaces(folder)
     _require_safe_file(folder)
     with wrap_errors(str(folder), "a Minari dataset that can be read"):
@@ -172,7 +172,7 @@ def _drop_reset_entry(where: str, tree: Any, steps: int) -> Any:
         got = f"dtype {tree.dtype} of shape {tree.shape}"
         remedy = "Pass infos= with the names to keep, or infos=() to read without infos."
         raise dataset_error(where, f"numbers, an entry for each of {steps} steps", got, remedy)
-    return tree[1:] if len(tree) == steps + 1 else tree  # the first entry belongs to the reset
+    return tree[1:] if len(tree) == steps + 1 else tree  # the first entry is the info of the reset
 
 
 _HOST = torch.device("cpu")

@@ -186,9 +186,9 @@ def _zstd_size(body: Any) -> int:
     magic, head = struct.unpack_from("<IB", body)
     if magic != 0xFD2FB528:
         raise ValueError(f"the magic number {magic:08x}")
-    single, dictionary = (head >> 5) & 1, (0, 1, 2, 4)[head & 3]
-    width = (single, 2, 4, 8)[head >> 6]
-    field = bytes(body[5 + (1 - single) + dictionary :][:width])
+    is_single_segment, dictionary = (head >> 5) & 1, (0, 1, 2, 4)[head & 3]
+    width = (is_single_segment, 2, 4, 8)[head >> 6]
+    field = bytes(body[5 + (1 - is_single_segment) + dictionary :][:width])
     if not width or len(field) < width:
         raise ValueError("a frame without its size")
     return int.from_bytes(field, "little") + (256 if width == 2 else 0)
@@ -208,7 +208,7 @@ def _require_blosc(body: Any) -> None:
         raise ValueError(f"a header that says {length:,} bytes, in a file of {len(body):,}")
     if version != 2 or flags & 0x08:
         raise ValueError(f"the version {version} and the flags {flags:#04x}")
-    # With a remainder, c-blosc would fill the end of each block from uninitialised memory.
+    # If the item size did not divide a block, c-blosc would fill the block's end from uninitialised memory.
     if not typesize or not 0 < blocksize <= nbytes or (blocksize > typesize and blocksize % typesize):
         raise ValueError(f"blocks of {blocksize:,} bytes, of items of {typesize}, in a chunk of {nbytes:,}")
     if flags & _BLOSC_COPY_FLAG:
@@ -327,8 +327,8 @@ class ZarrArray:
         length = min(self.spec.chunks[0], self.spec.shape[0])
         band = np.empty((length, *self.spec.shape[1:]), self.spec.dtype)
         for inner in itertools.product(*map(range, self._grid[1:])):
-            lows = [i * chunk for i, chunk in zip(inner, self.spec.chunks[1:], strict=True)]
-            place = tuple(slice(low, low + chunk) for low, chunk in zip(lows, self.spec.chunks[1:], strict=True))
+            starts = [i * chunk for i, chunk in zip(inner, self.spec.chunks[1:], strict=True)]
+            place = tuple(slice(low, low + chunk) for low, chunk in zip(starts, self.spec.chunks[1:], strict=True))
             part = band[(slice(None), *place)]
             part[...] = self._read_chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
         return band

@@ -73,7 +73,7 @@ def find_actor(service: str, shard: int) -> Any:
 
 
 def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise unless a service has this version of relive and the arguments that its client expects."""
+    """Raise if a service has another version of relive, or other arguments than its client expects."""
     own_settings = {"relive": relive.__version__, **to_plain(expected)}
     difference_text = describe_difference(own_settings, {key: description.get(key) for key in own_settings})
     if difference_text:
@@ -160,7 +160,7 @@ class Calls:
             ray.kill(actor)
         deadline = self.deadline()
         for shard in range(len(self._actors)):
-            with suppress(ShardUnavailable):  # raised once the process has ended
+            with suppress(ShardUnavailable):  # a call raises this once the process of the shard has ended
                 while time.monotonic() < deadline:
                     self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
                     time.sleep(_RETRY_PAUSE)
@@ -189,10 +189,10 @@ class ClientReader:
 
     def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
         """Call the method `verb` of each shard in `arguments`; returns the answers."""
-        local = {shard: self._local_reader(shard, deadline) for shard in arguments}
-        remote = {shard: each for shard, each in arguments.items() if local[shard] is None}
+        local_readers = {shard: self._local_reader(shard, deadline) for shard in arguments}
+        remote = {shard: each for shard, each in arguments.items() if local_readers[shard] is None}
         answers = self._calls.ask(verb, remote, deadline)
-        for shard, reader in local.items():
+        for shard, reader in local_readers.items():
             if reader is not None:
                 answers[shard] = self._ask_in_place(shard, reader, deadline, verb, arguments[shard])
         return {shard: answers[shard] for shard in arguments}
@@ -201,7 +201,7 @@ class ClientReader:
         self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]
     ) -> Any:
         with reader.lock.within(deadline - time.monotonic()) as is_locked:
-            if not is_locked:  # for example while the shard saves many rows
+            if not is_locked:  # the shard holds the lock, for example while it saves many rows
                 raise self._calls.timeout_error(shard)
             return getattr(reader, verb)(*arguments)
 
@@ -212,24 +212,25 @@ class ClientReader:
     @property
     def in_place(self) -> int:
         """The number of shards whose memory is open in this process."""
-        return sum(local is not None for local in self._local.values())
+        return sum(local_shard is not None for local_shard in self._local.values())
 
     def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
         """Return a reader of the shard's memory, if it can be read here."""
-        local = self._local.get(shard)
+        local_shard = self._local.get(shard)
         is_due = self.may_read_in_place and time.monotonic() - self._opened_at.get(shard, -math.inf) > _REOPEN_SECONDS
-        if is_due if local is None else not local.is_alive:
+        if is_due if local_shard is None else not local_shard.is_alive:
             location = self._calls.ask("memory_location", {shard: ()}, deadline)[shard]
-            local = self._local[shard] = self._open(location, shard)
+            local_shard = self._local[shard] = self._open(location, shard)
             self._opened_at[shard] = time.monotonic()
-        return None if local is None else local.reader
+        return None if local_shard is None else local_shard.reader
 
     def _open(self, location: MemoryLocation | None, shard: int) -> _LocalShard | None:
         if location is None or not hasattr(os, "pidfd_open"):
             return None
         key = [self._seed or 0, shard, location.ids.life]
         seed = None if self._seed is None else int(np.random.SeedSequence(key).generate_state(1)[0])
-        with suppress(ConnectionError, SchemaError, OSError):  # the memory is on another machine, or not accessible
+        # These errors mean that the memory is on another machine, or not accessible.
+        with suppress(ConnectionError, SchemaError, OSError):
             reader = ShardReader(self._plan, connect(location.handle, seed=seed), location.ids)
             return _LocalShard(location.process, reader)
         return None
@@ -245,7 +246,7 @@ class _LocalShard:
 
     @property
     def is_alive(self) -> bool:
-        poll = select.poll()  # threads cannot share a poll object
+        poll = select.poll()  # made per call: threads cannot share a poll object
         poll.register(self._process_fd, select.POLLIN)
         return not poll.poll(0)
 
@@ -339,7 +340,7 @@ class Stream:
             ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
         except Interrupted:
             return self._resume(deadline)
-        if ack.applied < self._sent_pushes[-1].end:  # the shard has restarted without earlier blocks
+        if ack.applied < self._sent_pushes[-1].end:  # the shard has restarted and lacks earlier blocks
             return self._resume(deadline)
         self._unsaved_pushes.extend(self._sent_pushes)
         self._sent_pushes = []

@@ -292,10 +292,10 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     """Concatenate arrays [b, …] into a new tensor."""
-    joined = np.concatenate(arrays)
-    if joined.dtype == _BFLOAT16:
-        return torch.from_numpy(joined.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(joined)
+    array = np.concatenate(arrays)
+    if array.dtype == _BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tensor:

@@ -125,7 +125,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         if kind is None:
             self.flush()
 
@@ -298,9 +298,9 @@ class ReplayService:
         with ThreadPoolExecutor(1, initializer=worker_call_site.set, initargs=(find_call_site(),)) as executor:
             next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
             while True:
-                ready = next_batches.result()
+                batches = next_batches.result()
                 next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
-                yield from ready
+                yield from batches
 
     def _sample(
         self, count: int, batch_size: int, view: View | None, device: torch.device | str | None
@@ -315,7 +315,7 @@ class ReplayService:
         except NotReadyError:
             if not self._sender.pending:
                 raise
-            self._sender.flush(deadline)  # pending rows of this client may be enough
+            self._sender.flush(deadline)  # with the pending rows of this client there may be enough
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 
@@ -417,7 +417,7 @@ class ReplayService:
     def __enter__(self) -> ReplayService:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -92,16 +92,16 @@ class ShardReader:
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
         """Update priorities; returns the number of overwritten rows and the largest priority accepted so far."""
         with self.lock:
-            own_ids, is_valid = self._ids.to_shard(index, self._heads)
-            stale = self._buffer.update_priority(own_ids[is_valid], priority[is_valid])
+            buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
+            stale = self._buffer.update_priority(buffer_ids[is_valid], priority[is_valid])
             return stale + int((~is_valid).sum()), self._priorities.largest()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
         """Write mutable leaves of rows; returns the number of rows that were overwritten or lost in a restart."""
         with self.lock:
-            own_ids, is_valid = self._ids.to_shard(index, self._heads)
+            buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             values = {i: to_tensor([array[is_valid]]) for i, array in leaves.items()}
-            flat = flat_ids(own_ids[is_valid], self._buffer.device)
+            flat = flat_ids(buffer_ids[is_valid], self._buffer.device)
             return write_back(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
@@ -164,11 +164,11 @@ class Shard(ShardReader):
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
             raise plan.error("the description of a service")
-        differs = describe_difference(self._describe(), plan.value)
-        if differs:
+        differences = describe_difference(self._describe(), plan.value)
+        if differences:
             remedy = "Start the service with the saved settings, or pass another folder."
             expected = "the saved settings (service against folder)"
-            raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
+            raise IncompatibleCheckpoint(explain(str(path), expected, differences, remedy))
         self._require_described_buffer(buffer, plan)
         clients = [client.text() for client in note.entry("clients").items(MAX_CLIENTS)]
         positions = snapshot.read_array("note.positions", (len(clients),), torch.int64)
@@ -186,11 +186,11 @@ class Shard(ShardReader):
         own_config = self._replay.config()
         saved_config = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
         ignored_keys = ("device", "sampler", "listeners")
-        differs = [
+        differences = [
             name for name in own_config if name not in ignored_keys and saved_config.get(name) != own_config[name]
         ]
-        if differs:
-            raise plan.error(f"the buffer of this shard beside it, with {differs[0]} {own_config[differs[0]]}")
+        if differences:
+            raise plan.error(f"the buffer of this shard beside it, with {differences[0]} {own_config[differences[0]]}")
 
     def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
@@ -325,7 +325,7 @@ class Shard(ShardReader):
         if has_enough_rows or time.monotonic() - self._saved_at >= checkpoint.seconds:
             try:
                 self.save()
-            except CheckpointError as error:  # no row is lost; the next save tries again
+            except CheckpointError as error:  # nothing is lost yet: the next save tries again
                 self._trouble = str(error)
                 self._saved_at, self._unsaved = time.monotonic(), 0
 

@@ -53,16 +53,16 @@ def group_advantage(
     if envs % size:
         expected, remedy = f"a divisor of {envs} environments", "Choose a group_size that divides them."
         raise SchemaError(explain("group_size", expected, size, remedy))
-    no_flags = torch.zeros_like(done)
+    all_false = torch.zeros_like(done)
     zeros = torch.zeros_like(reward)
-    seq_return = kernels.estimate("lambda_return", 1, [reward, zeros, done, no_flags, mask], (gamma, 1.0))
-    seq_mask = no_flags.logical_not() if mask is None else mask.clone()
+    seq_return = kernels.estimate("lambda_return", 1, [reward, zeros, done, all_false, mask], (gamma, 1.0))
+    seq_mask = all_false.logical_not() if mask is None else mask.clone()
     if first_episode_only:
         ends = done & seq_mask
         seq_mask &= ends.cumsum(0) == ends
     groups = (steps, envs // size, size, *agents)
-    centered, members = _center(seq_return.reshape(groups), seq_mask.reshape(groups), 2)
-    deviation = (centered.square().sum(2, keepdim=True) / members.clamp(min=1)).sqrt()
+    centered, group_sizes = _center(seq_return.reshape(groups), seq_mask.reshape(groups), 2)
+    deviation = (centered.square().sum(2, keepdim=True) / group_sizes.clamp(min=1)).sqrt()
     return seq_return, seq_mask, (centered / (deviation + eps)).reshape(reward.shape)
 
 

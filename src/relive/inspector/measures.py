@@ -77,7 +77,7 @@ def measure(source: ReportSource) -> Measurements:
 
 
 def _plan_stretches(source: ReportSource) -> list[tuple[int, int, bool]]:
-    """Split the rows into stretches (start, stop, whether to read all fields), within `READ_VALUES`."""
+    """Split the rows into stretches (start, stop, whether to read all fields) that stay within `READ_VALUES`."""
     row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
     if stretches is None:
@@ -191,9 +191,12 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
     if high - low < _MAX_INTEGER_RANGE and bool((finite == finite.round()).all()):
         counts = np.bincount((finite - low).astype(np.int64))
         return {"values": [low + i for i in range(len(counts))], "counts": counts.tolist()}
-    distinct = np.unique(finite[: 1 << 16])
-    if len(distinct) <= _MAX_DISTINCT_VALUES and bool(np.isin(finite, distinct).all()):
-        return {"values": distinct.tolist(), "counts": [int((finite == value).sum()) for value in distinct]}
+    distinct_values = np.unique(finite[: 1 << 16])
+    if len(distinct_values) <= _MAX_DISTINCT_VALUES and bool(np.isin(finite, distinct_values).all()):
+        return {
+            "values": distinct_values.tolist(),
+            "counts": [int((finite == value).sum()) for value in distinct_values],
+        }
     if not math.isfinite(high - low) or (high - low) / _HISTOGRAM_BINS <= np.spacing(max(abs(low), abs(high))):
         return None  # float64 cannot tell the bins apart
     bins = min(_HISTOGRAM_BINS, max(8, round(2 * math.sqrt(len(finite)))))
@@ -288,8 +291,8 @@ def _explained_variance(fields: dict[Path, _RunningFigures]) -> float | None:
     if ("value",) not in fields or ("return",) not in fields:
         return None
     value, target = fields["value",].values, fields["return",].values
-    spread = float(target.var()) if target.size else 0.0
-    return 1 - float((target - value).var()) / spread if spread > 0 else None
+    variance = float(target.var()) if target.size else 0.0
+    return 1 - float((target - value).var()) / variance if variance > 0 else None
 
 
 def _priority_figures(mass: np.ndarray) -> dict[str, Any]:

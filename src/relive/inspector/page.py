@@ -127,7 +127,7 @@ def _choose_spans(source: ReportSource, measurements: Measurements) -> list[dict
             "end": ENDS[measurements.ends[i]],
             "return": finite_or_none(measurements.returns[i]),
         }
-        for i in list(dict.fromkeys(int(pick) for pick in candidates))[:_MAX_EPISODES]
+        for i in list(dict.fromkeys(int(episode) for episode in candidates))[:_MAX_EPISODES]
     ]
 
 
@@ -157,13 +157,13 @@ def _read_episode(
 def _draw_frames(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
     """Draw the frames of some rows side by side."""
     pictures = [_row_frame(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
-    strip = base64.b64encode(encode_png(np.concatenate(pictures, 1))).decode()
+    png_text = base64.b64encode(encode_png(np.concatenate(pictures, 1))).decode()
     return {
         "name": path_name(path),
         "at": [row - first for row in rows],
         "height": pictures[0].shape[0],
         "width": pictures[0].shape[1],
-        "png": f"data:image/png;base64,{strip}",
+        "png": f"data:image/png;base64,{png_text}",
     }
 
 

@@ -33,7 +33,7 @@ _HOST = torch.device("cpu")
 Columns = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of each leaf of a row."""
 
-Read = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
+ReadRows = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
 """A function of start, stop and paths that returns the leaves [B, …] of these rows."""
 
 
@@ -49,7 +49,7 @@ class Episodes:
     has_start: np.ndarray
     """Whether the first step of the episode is stored."""
     is_open: np.ndarray
-    """Whether the last stored step is the newest of its environment: without an end, the episode is running."""
+    """Whether the episode's last step is the newest of its environment: if it is no end, the episode is running."""
     time: np.ndarray
     """A key that sorts the episodes of all environments by the time of their end."""
 
@@ -62,10 +62,10 @@ class ReportSource:
     """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
 
     about: dict[str, Any]
-    """Facts about the buffer or dataset that need no rows."""
+    """Facts about the buffer or dataset, known without reading its rows."""
     length: int
     columns: Columns
-    read: Read
+    read: ReadRows
     episodes: Episodes | None = None
     stats: EpisodeStats | None = None
     mass: torch.Tensor | None = None
@@ -152,7 +152,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     sampler_state = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
     by_row = {name: sampler_state[name][slots.cpu()] for name in ("mass", "drawn") if name in sampler_state}
     reuse: dict[str, Any] = {}
-    if "draws" in sampler_state:  # "draws" is the total number of drawn rows
+    if "draws" in sampler_state:  # here "draws" is the total number of drawn rows
         reuse = {
             "draws": int(sampler_state["draws"]),
             "per_row": int(sampler_state["draws"]) / num_written if num_written else None,

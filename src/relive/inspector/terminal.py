@@ -92,9 +92,9 @@ def _spread_row(moments: dict[str, Any]) -> Text:
 
 
 def _episode_rows(episodes: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
-    plots = {name: draw_bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
+    bars_by_name = {name: draw_bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
     for name, text in episode_texts(episodes):
-        yield name, Text.assemble(text, (f"  {plots[name]}" if plots.get(name) else "", "cyan"))
+        yield name, Text.assemble(text, (f"  {bars_by_name[name]}" if bars_by_name.get(name) else "", "cyan"))
 
 
 def _stats_rows(stats: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:

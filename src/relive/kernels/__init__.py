@@ -33,7 +33,7 @@ except ImportError:  # relive was installed without a compiler
 if _native is not None:
     _native.set_torch(torch.Tensor, torch.nn.Parameter)
     # Arrays of every dtype with different axes and strides: reading them directly must agree with the buffer protocol.
-    _probes = [np.zeros((3, i + 2, 2), letter)[:, :, 0] for i, letter in enumerate("?bBhHiIlLqQfd")]
+    _probes = [np.zeros((3, i + 2, 2), type_code)[:, :, 0] for i, type_code in enumerate("?bBhHiIlLqQfd")]
     _native.set_numpy(np.ndarray, [*_probes, np.zeros((), np.float32), *_probes[-1]])
     del _probes
 
@@ -201,7 +201,7 @@ def exchange() -> bool:
 
 
 def native_argument(tensor: torch.Tensor | None) -> Any:
-    """Return what the native core reads of a CPU tensor: the tensor, or its numpy view under an older torch."""
+    """Return a CPU tensor as an argument of the native core: the tensor, or its numpy view under an older torch."""
     if tensor is None or _native is None or _native.exchange():
         return tensor
     return tensor.numpy()
@@ -241,13 +241,15 @@ def _estimate_natively(
     out = None
     if not core.exchange():
         out = tuple(torch.empty(like.shape, dtype=like.dtype, device="cpu") for _ in range(outputs))
-    into = None if out is None else tuple(map(native_argument, out))
+    native_out = None if out is None else tuple(map(native_argument, out))
     try:
-        result = kernel(*map(native_argument, tensors), *settings, into)
+        result = kernel(*map(native_argument, tensors), *settings, native_out)
     except RuntimeError:  # raised by numpy() for tensors of torch.func, which have no memory
         return None
     if result is None:  # the axes after time do not collapse to one stride
-        result = kernel(*(native_argument(None if t is None else t.contiguous()) for t in tensors), *settings, into)
+        result = kernel(
+            *(native_argument(None if t is None else t.contiguous()) for t in tensors), *settings, native_out
+        )
     if result is None or out is None:
         return result
     return out if outputs > 1 else out[0]

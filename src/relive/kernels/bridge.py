@@ -26,7 +26,7 @@ def as_array(value: Any) -> Any:
     return value.numpy()
 
 
-def _numbers(count: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+def _new_tensor(count: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return torch.empty(count, dtype=dtype, device="cpu")
 
 
@@ -41,7 +41,7 @@ class _Bridge:
         return (lambda *arguments: member(*map(as_array, arguments))) if callable(member) else member
 
     def _map(self, kernel: str, index: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        out = _numbers(len(index), dtype)
+        out = _new_tensor(len(index), dtype)
         getattr(self._core, kernel)(index.contiguous().numpy(), out.numpy())
         return out
 
@@ -53,7 +53,7 @@ class RingMemory(_Bridge):
         super().__init__(_native.RingMemory(*map(as_array, arguments)))
 
     def draw(self, count: int, bits: object, _: None) -> torch.Tensor | None:
-        out = _numbers(count)
+        out = _new_tensor(count)
         return None if self._core.draw(count, bits, out.numpy()) is None else out
 
     def ids(self, slots: torch.Tensor, _: None) -> torch.Tensor:
@@ -66,7 +66,7 @@ class RingMemory(_Bridge):
         return self._map("count_preceding", slots)
 
     def locate(self, ids: torch.Tensor, _: None) -> torch.Tensor | int:
-        out = _numbers(len(ids))
+        out = _new_tensor(len(ids))
         result = self._core.locate(ids.numpy(), out.numpy())
         return result if isinstance(result, int) else out
 
@@ -90,7 +90,7 @@ class PriorityTree(_Bridge):
         return self._map("get", leaves, torch.float64)
 
     def draw(self, count: int, bits: object) -> torch.Tensor | None:
-        out = _numbers(count)
+        out = _new_tensor(count)
         return None if self._core.draw(count, bits, out.numpy()) is None else out
 
     def draw_weighted(self, count: int, bits: object, beta: float, by_smallest: bool) -> Any:
@@ -111,11 +111,11 @@ class Gather(_Bridge):
 
     def __init__(self, columns: Sequence[torch.Tensor], item_axes: list[int], items: int) -> None:
         super().__init__(_native.Gather(as_array(list(columns)), item_axes, items))
-        self._like = [
+        self._item_layouts = [
             (column.shape[column.ndim - axes :], column.dtype) for column, axes in zip(columns, item_axes, strict=True)
         ]
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
-        out = [torch.empty((stop - start, *shape), dtype=dtype, device="cpu") for shape, dtype in self._like]
+        out = [torch.empty((stop - start, *shape), dtype=dtype, device="cpu") for shape, dtype in self._item_layouts]
         self._core.take_into(index.numpy(), start, stop, as_array(out), padded)
         return out

@@ -195,7 +195,7 @@ class _TorchTree:
         if len(leaves) >= len(self._blocks):
             self.rebuild()
         else:
-            self._renew(leaves // self._size)
+            self._recompute_sums(leaves // self._size)
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
         self._require_range(leaves)
@@ -249,8 +249,8 @@ class _TorchTree:
             worst = max(worst, error.nan_to_num(math.inf).max().item())
         return worst
 
-    def _renew(self, blocks: torch.Tensor) -> None:
-        """Recompute the sums of these blocks. Duplicates write the same number twice."""
+    def _recompute_sums(self, blocks: torch.Tensor) -> None:
+        """Recompute the sums of these blocks. A repeated block is written twice with the same number."""
         rows = self._rows.index_select(0, blocks)
         self._sums.index_copy_(0, blocks, (rows * self._scales).sum(2))
 
@@ -263,9 +263,10 @@ class _TorchTree:
 
 def _repeat_last_values(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace each value by that of the last entry with the same leaf, to make scattering deterministic."""
-    leaves = leaves.contiguous()  # searchsorted warns about strided input
+    leaves = leaves.contiguous()  # searchsorted warns about input that is not contiguous
     sorted_leaves, order = leaves.sort(stable=True)
-    last = torch.searchsorted(sorted_leaves[1:], leaves, right=True)  # position of the last entry in sorted order
+    # For each entry, the sorted position of the last entry with the same leaf.
+    last = torch.searchsorted(sorted_leaves[1:], leaves, right=True)
     return values.index_select(0, order.index_select(0, last))
 
 
@@ -277,7 +278,8 @@ class _RunningSums:
     """
 
     def __init__(self, num_blocks: int, scales: torch.Tensor) -> None:
-        sums_and_scale = scales.new_zeros(num_blocks + 2, 2)  # rows: a zero, the running sums, and the scale
+        # The rows are a zero, the running sum of each block, and the scale.
+        sums_and_scale = scales.new_zeros(num_blocks + 2, 2)
         sums_and_scale[-1] = scales.view(2)
         self._sums, self._normal_total = sums_and_scale[1:-1], sums_and_scale[-2, 0]
         self._normal, self._tiny = sums_and_scale.unbind(1)

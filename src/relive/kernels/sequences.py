@@ -20,7 +20,7 @@ class SequenceSpec:
     length: int | None
     """Steps of a full sequence; None makes every episode one sequence."""
     stride: int
-    """Steps between the starts of two full sequences."""
+    """Number of steps between the starts of two full sequences."""
     split: bool
     """Whether a sequence stops at the end of an episode."""
     keep_tail: bool
@@ -112,18 +112,18 @@ def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
     if spec.split:
         is_last |= ended.flatten()[order]
     stop = is_last.nonzero().squeeze(1) + 1
-    begin = torch.cat([stop.new_zeros(1), stop[:-1]])[: len(stop)]
-    size = stop - begin
+    run_start = torch.cat([stop.new_zeros(1), stop[:-1]])[: len(stop)]
+    size = stop - run_start
     length = size if spec.length is None else torch.full_like(size, spec.length)
     num_full = torch.where(size >= length, (size - length) // spec.stride + 1, 0)
     num_covered = torch.where(num_full > 0, (num_full - 1) * spec.stride + length, 0)
     has_tail = num_covered < size if spec.keep_tail else num_full == 0
     num_sequences = num_full + has_tail
     run = torch.arange(len(stop), device=ended.device).repeat_interleave(num_sequences)
-    nth = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
-    start = begin[run] + nth * spec.stride
+    number_in_run = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
+    start = run_start[run] + number_in_run * spec.stride
     count = torch.minimum(length[run], stop[run] - start)
-    before = ended[:-1] if mask is None else ~mask[:-1]  # `mask` excludes only reset rows
+    before = ended[:-1] if mask is None else ~mask[:-1]  # a mask excludes reset rows only; an episode starts after each
     is_first = torch.cat([flags.starting.unsqueeze(0), before])
     return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
 

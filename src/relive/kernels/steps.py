@@ -125,7 +125,7 @@ class _TorchRows:
         if not self._views:
             # Cached views: a step is then two dispatched copies.
             rows = max(map(len, self._tensors))
-            with torch.inference_mode(False):  # the views are also written outside inference mode
+            with torch.inference_mode(False):  # the views may also be written outside inference mode
                 views = [tuple(map(_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors]
             self._views = list(zip(*views, strict=True))
         views = self._views[row]

@@ -45,8 +45,8 @@ def n_step_return(
     gamma: float, n: int,
 ) -> Tensor:  # fmt: skip
     linked = _open(terminated, truncated, mask)
-    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # one-step return
-    piece = torch.where(linked, reward, return_)  # reward sum of k steps, to be extended where still linked
+    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # return of one step
+    piece = torch.where(linked, reward, return_)  # reward sum of k steps, extended below where a step is linked
     # Prepend the other n - 1 steps in pieces of 1, 2, 4, … steps: the binary digits of n - 1.
     k, remaining = 1, min(n, max(len(reward), 1)) - 1
     while remaining:
@@ -92,7 +92,7 @@ def n_step_sums(
 def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
     # Fill with -0.0, the neutral element of addition: 0.0 would turn a sum of -0.0 into 0.0.
     reward = reward.masked_fill(is_over.view(*is_over.shape, *(1,) * (reward.ndim - 2)), -0.0)
-    if reward.dtype.is_floating_point:  # each product is rounded once, in one launch
+    if reward.dtype.is_floating_point:  # one launch, which rounds each product once
         terms = torch.mul(reward, factors, out=torch.empty_like(reward))
     else:
         terms = (reward * factors).to(reward.dtype)
@@ -130,8 +130,8 @@ def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
 def _continue(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k: int) -> Tensor:
     """Return x[t] + decay[t] · later[t + k] where t is linked to t + k, x[t] elsewhere."""
     shifted = later.roll(-k, 0)
-    longer = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
-    return torch.where(linked, longer, x)
+    extended = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
+    return torch.where(linked, extended, x)
 
 
 def _link(linked: Tensor, k: int) -> Tensor:

@@ -599,7 +599,7 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Further components with a state, by their names in files."""
+        """Components with a state of their own, by their names in files."""
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:

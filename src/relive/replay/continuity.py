@@ -134,8 +134,8 @@ def step_continuity(
     stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
         return stats
-    is_end, is_over, leads_away = _compare_ends(rows, final)
-    return stats + _count_ends(is_end & ~is_pending, is_over | rows.same_step, continues_last & leads_away)
+    is_end, is_over, next_obs_differs = _compare_ends(rows, final)
+    return stats + _count_ends(is_end & ~is_pending, is_over | rows.same_step, continues_last & next_obs_differs)
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:
@@ -148,16 +148,16 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     continues = is_step & is_step.roll(1, 0) & ~ring.first & ~oldest
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
     final = final[is_step.view(-1)[ring.before(final)]]
-    own, start = ring.before(final), ring.after(final)
-    flags = [flag.view(-1)[own] for flag in rows.flags()]
+    last_steps, start = ring.before(final), ring.after(final)
+    flags = [flag.view(-1)[last_steps] for flag in rows.flags()]
     cut = int((~(flags[0] | flags[1])).sum())
     stats = ContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
         return stats
-    is_end, is_over, leads_away = _compare_ends(rows, final.cpu().numpy())
+    is_end, is_over, next_obs_differs = _compare_ends(rows, final.cpu().numpy())
     obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
     return stats + _count_ends(
-        is_end, is_over | rows.same_step, leads_away & _equal_obs(rows, final.cpu().numpy(), obs)
+        is_end, is_over | rows.same_step, next_obs_differs & _equal_obs(rows, final.cpu().numpy(), obs)
     )
 
 
@@ -169,26 +169,27 @@ def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndar
 def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three masks for the steps before the slots `final`.
 
-    The step ends an episode of several steps; the step is terminated; its `next_obs` differs from its `obs`.
+    They are True where the step ends an episode of several steps, where it is terminated, and where its `next_obs`
+    differs from its `obs`.
     """
     ring = rows.ring
-    own = (final - ring.num_envs) % (ring.slots * ring.num_envs)
+    last_steps = (final - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))
-    terminated, truncated = (flag.view(-1).cpu().numpy()[own] for flag in rows.flags())
-    is_step = (kind[own] == TRANSITION) | (kind[own] == HISTORY)
-    is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
+    terminated, truncated = (flag.view(-1).cpu().numpy()[last_steps] for flag in rows.flags())
+    is_step = (kind[last_steps] == TRANSITION) | (kind[last_steps] == HISTORY)
+    is_end = is_step & (kind[final] == FINAL) & ~first[last_steps] & (terminated | truncated)
     is_equal = np.ones(len(final), bool)
     for i in rows.obs_leaves:
-        is_equal &= (_bytes_at(rows, own, i) == _bytes_at(rows, final, i)).all(1)
+        is_equal &= (_bytes_at(rows, last_steps, i) == _bytes_at(rows, final, i)).all(1)
     return is_end, terminated, ~is_equal
 
 
 def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
     """Return a mask of flat slots whose observations equal `obs` bit by bit."""
-    same = np.ones(len(slots), bool)
+    is_equal = np.ones(len(slots), bool)
     for i, leaf_obs in zip(rows.obs_leaves, obs, strict=True):
-        same &= (_bytes_at(rows, slots, i) == _as_bytes(leaf_obs, len(slots))).all(1)
-    return same
+        is_equal &= (_bytes_at(rows, slots, i) == _as_bytes(leaf_obs, len(slots))).all(1)
+    return is_equal
 
 
 def _bytes_at(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:

@@ -19,7 +19,7 @@ NO_ROW = -1
 
 
 class ResolvedRows(NamedTuple):
-    """The slots of row ids."""
+    """The slots in which the rows with some ids are stored."""
 
     slots: torch.Tensor
     """Flat slots [K]; -1 for overwritten rows and for padding."""
@@ -27,7 +27,7 @@ class ResolvedRows(NamedTuple):
     """Mask of padding [K]; None without padding."""
 
     def without_padding(self, num_skipped: Any) -> Any:
-        """Return `num_skipped` without the padding; a tensor on devices other than the CPU."""
+        """Return `num_skipped` minus the number of padding entries; a tensor on devices other than the CPU."""
         return num_skipped if self.is_padding is None else num_skipped - _count(self.is_padding)
 
     @property

@@ -86,10 +86,10 @@ def _check_heads(rows: RowStorage, host: _HostRows) -> None:
         require_flags(name, tensor)
     require_all(host.floor >= 0, "floor", "a row of at least 0", host.floor)
     require_all(host.head >= host.floor, "head", "a row of at least the floor", host.head)
-    most = np.iinfo(np.int64).max // ring.num_envs - 1
-    require_all(host.head <= most, "head", f"a row of at most {most}, for ids of int64", host.head)
-    may_open = (host.head > host.floor) & (not rows.stores_next_obs)
-    require_all(may_open | ~host.open, "open", "False without a step before the row", host.open)
+    max_head = np.iinfo(np.int64).max // ring.num_envs - 1
+    require_all(host.head <= max_head, "head", f"a row of at most {max_head}, for ids of int64", host.head)
+    may_be_open = (host.head > host.floor) & (not rows.stores_next_obs)
+    require_all(may_be_open | ~host.open, "open", "False without a step before the row", host.open)
     may_reset = (host.open | rows.stores_next_obs | (host.head == host.floor)) & rows.next_step
     expected = "False, except after an end under autoreset=NEXT_STEP"
     require_all(may_reset | ~host.resetting, "resetting", expected, host.resetting)
@@ -160,7 +160,7 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
     )
     # After rows were dropped, the oldest remaining rows lack older frames and only serve later stacks.
     may_be_history = ~host.is_sampleable | host.is_early
-    may_be_history |= bool(rows.mutable)  # a power failure during a rewrite makes its row history
+    may_be_history |= bool(rows.mutable)  # after a power failure, a row that was being rewritten becomes history
     host.require(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
     )
@@ -200,10 +200,10 @@ def _check_ends(rows: RowStorage, host: _HostRows) -> None:
         return
     # The next step after an end resets, unless a later `cut()`, which is not stored, has cancelled it.
     stored = host.head > host.floor
-    led_by_end = stored & ended[np.maximum(host.head - 1, 0) % ring.slots, np.arange(ring.num_envs)]
+    ended_before_head = stored & ended[np.maximum(host.head - 1, 0) % ring.slots, np.arange(ring.num_envs)]
     expected = "False, except after an end in the newest row"
-    require_all(led_by_end | ~(host.resetting & stored), "resetting", expected, host.resetting)
-    require_all(host.resetting | ~(led_by_end & host.open), "resetting", "True after an end", host.resetting)
+    require_all(ended_before_head | ~(host.resetting & stored), "resetting", expected, host.resetting)
+    require_all(host.resetting | ~(ended_before_head & host.open), "resetting", "True after an end", host.resetting)
 
 
 def _check_counts(rows: RowStorage, host: _HostRows) -> None:

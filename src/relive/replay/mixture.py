@@ -133,7 +133,7 @@ class Mixture:
         rows = len(leaves[INDEX])
         if out is None:
             return assemble(leaves, leaves[INDEX].shape)
-        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # an epoch may end early
+        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # an epoch may end with fewer rows
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before any row is drawn, including its fields unless a user's view computes them."""
@@ -209,8 +209,8 @@ def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[flo
         raise SchemaError(
             explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
         )
-    exact = [Fraction(ratio) for ratio in shares]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return [int(ratio * math.lcm(*(ratio.denominator for ratio in exact))) for ratio in exact]
+    fractions = [Fraction(ratio) for ratio in shares]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return [int(ratio * math.lcm(*(ratio.denominator for ratio in fractions))) for ratio in fractions]
 
 
 def _require_same_fields(buffers: Mapping[str, ReplayBuffer]) -> None:

@@ -113,7 +113,7 @@ class NativeBackend(Backend):
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def has_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
-        """Whether every slot still holds the row of its id as a transition."""
+        """Whether every slot still holds the row with the corresponding id, as a transition."""
         return self._core.holds(slots, ids)
 
     def tree(self) -> NativeTree:
@@ -126,18 +126,18 @@ class NativeBackend(Backend):
 
     def reader(self, plan: ReadPlan) -> PlanReader:
         # The core sums float32 and float64 only.
-        summed = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
-        if all(dtype in (torch.float32, torch.float64) for dtype in summed):
+        summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
+        if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
             return NativeReader(self, self._core.memory, plan)
         return super().reader(plan)
 
     def take(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
-        self._fetch(slots)
+        self._request_pages(slots)
         return super().take(slots, leaves, padded=padded)
 
-    def _fetch(self, slots: torch.Tensor) -> None:
+    def _request_pages(self, slots: torch.Tensor) -> None:
         """Ask the operating system to load the rows' pages before they are read."""
         if self._reads_files:
             self._core.fetch(slots.contiguous())

@@ -67,7 +67,7 @@ class Group(NamedTuple):
     offsets: Sequence[int] | None = None
     """None: one item per row [B, …]. Otherwise [B, len(offsets), …]; a range if the layout is packed."""
     mask: Path | None = None
-    """Path in the batch of the mask of real offsets [B, len(offsets)]; None without a mask."""
+    """Path of the batch's mask of offsets that hold real steps [B, len(offsets)]; None without a mask."""
     counts_observations: bool = False
     """Whether offsets count observations, of which an episode has one more than steps."""
 

@@ -135,8 +135,8 @@ class Ring:
         return torch.where(self.kind == TRANSITION, ids, NO_ID).view(-1)
 
     def ids_at(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the ids of the newest rows at flat slots."""
-        next_ids = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # id after the newest row
+        """Return the ids of the rows at flat slots; each slot holds the newest row that maps to it."""
+        next_ids = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # next id per column
         top = next_ids[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 
@@ -169,7 +169,7 @@ class Ring:
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode after each slot."""
-        # Repeated twice: episodes continue across the end of the ring.
+        # Two copies of the ring, one after the other: episodes continue across its end.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
         return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
@@ -180,7 +180,7 @@ class Ring:
         return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `preceding` up to `before` and `ahead` up to `after`; both limits are below the number of slots."""
+        """Return `preceding` and `ahead`, limited to `before` and `after`, which are below the number of slots."""
         if before + after > _MAX_GATHERED_STEPS:  # for many steps a pass over all slots is faster
             return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
         # Two episodes are always separated by a row that is not a transition.
@@ -189,7 +189,7 @@ class Ring:
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
     def _distance_to_stop(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return the distance from each place back to the nearest earlier stop in its column."""
+        """Return the distance from index `place` of `stops` back to the nearest stop, in the column of each slot."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
         last = torch.where(stops, places, -1).cummax(0).values
         return place - last[place, slots % self.num_envs]
@@ -228,9 +228,9 @@ class Ring:
         own = number[:, back : back + 1]
         place = number - (own - before).clamp(min=1)
         is_step &= (place >= 0) & (number < own + after)
-        padding_place = before + after
-        windows = torch.full((len(ids), padding_place + 1), -1, device=ids.device)
-        return windows.scatter_(1, torch.where(is_step, place, padding_place), at)[:, :-1]
+        padding_position = before + after
+        windows = torch.full((len(ids), padding_position + 1), -1, device=ids.device)
+        return windows.scatter_(1, torch.where(is_step, place, padding_position), at)[:, :-1]
 
     def recover(self) -> None:
         """Restore a valid ring after a process died while it held the lock.
@@ -255,13 +255,13 @@ class Ring:
         self.drop_before(torch.where(where, self.head + reach - self.slots, 0))
 
     def drop_before(self, below: torch.Tensor) -> None:
-        """Drop all rows before `below` [N], before a missing row, and final rows without a transition before them."""
+        """Drop all rows before `below` [N] or before a missing row, and final rows that no transition precedes."""
         row, kind = self.row_numbers(), self.kind
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
         below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
         loses_rows = below > self.floor
-        past_newest = self.newest_rows() + 1
-        first_rows = torch.where((row >= below) & (kind != FINAL), row, past_newest).amin(0)
+        row_after_newest = self.newest_rows() + 1
+        first_rows = torch.where((row >= below) & (kind != FINAL), row, row_after_newest).amin(0)
         self.floor.copy_(torch.where(loses_rows, torch.minimum(first_rows, self.head), self.floor))
         # The first remaining rows may need frames of dropped rows.
         lacks_frames = loses_rows & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
@@ -343,7 +343,7 @@ class HostRing:
         return rows % self.capacity
 
     def next_slots(self, count: int) -> list[tuple[slice, slice]]:
-        """Split the next `count` rows into consecutive slots: pairs (rows, slots), of the last `capacity` rows."""
+        """Return slices (rows, slots) for the next `count` rows; only their last `capacity` rows are stored."""
         if self.head + count > MAX_ID:
             raise OverflowError(explain("add", "ids below 2^63", f"{self.head + count} rows", "Make a new buffer."))
         start = max(count - self.capacity, 0)

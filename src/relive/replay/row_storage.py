@@ -141,7 +141,7 @@ class RowStorage:
         stack = torch.stack(parts[::-1], 1 + field.axis)
         return stack.masked_fill(add_axes(missing, stack), 0).view(field.dtype)
 
-    # Conversion of a caller's values
+    # Converting a caller's values
 
     def convert_leaf(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """Convert a value to a tensor `[*lead, …]` of its leaf's shape and dtype; raises a SchemaError."""
@@ -209,7 +209,7 @@ class RowStorage:
             for name, bits in pending_bits.items()
         }
         parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}
-        if self.mutable:  # omitted without mutable leaves, as in older checkpoints
+        if self.mutable:  # without mutable leaves the entry is omitted, as in older checkpoints
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
 

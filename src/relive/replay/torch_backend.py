@@ -42,7 +42,7 @@ class TorchBackend(Backend):
         self._written: list[WrittenStep] = []
         self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
         self._last_draw: tuple[torch.Tensor, torch.Tensor, int] | None = None
-        """The slots of the last draw, their entries in the index, and the slots' version."""
+        """Slots of the last draw, their entries in the index, and torch's version counter of the slots."""
         self._row_table: torch.Tensor | None = None
         """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
         self._tree: PriorityTree | None = None
@@ -190,7 +190,7 @@ class TorchBackend(Backend):
         return self.ring.ids_at(slots) if entries is None else entries[-1]
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return the index entries of these slots if they are the last draw; None otherwise."""
+        """Return the index entries of these slots if the last draw returned these slots; None otherwise."""
         if self._last_draw is None or self._last_draw[0] is not slots or self._version(slots) != self._last_draw[2]:
             return None  # a sampler may have changed the slots in place
         return self._last_draw[1]
@@ -257,21 +257,21 @@ class UniformIndex:
                 self._ends += num_added
             else:
                 self._ends[step.envs] = ends + num_added
-        self._add_up()
+        self._sum_counts()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         """Draw entries of transitions [3, count] uniformly, with replacement."""
         if self._entries is None:
             self._entries = self._make_entries()
-            self._add_up()
+            self._sum_counts()
         number = random.integers(count, self._ring.kind.device) % self._total
         env = torch.searchsorted(self._bounds, number, right=True)
         places = torch.add(self._starts.index_select(0, env), number, alpha=self._ring.num_envs)
         return self._entries.index_select(1, places % self._ring.size)
 
-    def _add_up(self) -> None:
+    def _sum_counts(self) -> None:
         counts = self._ring.count.cumsum(0)
-        self._bounds = counts[:-1]  # without the last: every number maps to an environment, even in an empty ring
+        self._bounds = counts[:-1]  # without the last sum, every number maps to an environment, even in an empty ring
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
@@ -302,7 +302,7 @@ class UniformIndex:
 
 
 class WrittenStep(NamedTuple):
-    """One written step: its rows and, if next observations are shared, the rows after them."""
+    """The rows of one written step and, if next observations are shared, the rows after them that hold these."""
 
     envs: torch.Tensor | None
     """Environments of the step; None if all environments stepped."""
@@ -397,7 +397,7 @@ class TorchWriter:
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         continues = self._find_continuing(leaves, nexts, pending, reset)
-        head = self._head + (self._open > continues)  # plus 1 where a pending row is not continued
+        head = self._head + (self._open > continues)  # plus 1 where the step does not continue the pending row
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
         retired, count = self._retire(ids, slots)
@@ -433,12 +433,12 @@ class TorchWriter:
         """Make the oldest transitions history as new rows enter; returns their slots and the reduced counts."""
         ring = self._ring
         keeps_history = ring.slots > ring.num_sampleable
-        leaving = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)
-        kind = self._kind.index_select(0, leaving)
+        leaving_slots = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)
+        kind = self._kind.index_select(0, leaving_slots)
         is_leaving = kind == TRANSITION
         if keeps_history:
-            self._defer(self._kind.index_copy_, 0, leaving, kind.masked_fill_(is_leaving, HISTORY))
-        return leaving if keeps_history else None, self._count - is_leaving.view(ids.shape).sum(0)
+            self._defer(self._kind.index_copy_, 0, leaving_slots, kind.masked_fill_(is_leaving, HISTORY))
+        return leaving_slots if keeps_history else None, self._count - is_leaving.view(ids.shape).sum(0)
 
     def _write_row(
         self, leaves: list[torch.Tensor], slots: torch.Tensor, is_start: torch.Tensor, reset: torch.Tensor | None
@@ -447,16 +447,16 @@ class TorchWriter:
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
             flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._stored_part(i, leaf))
-            # A reset row keeps its stored observation.
+            # A reset row keeps the observation that is already stored in it.
             if reset is not None and i in rows.obs_leaves:
                 bits = torch.where(add_axes(is_start, bits), bits, flat.index_select(0, slots))
             self._defer(flat.index_copy_, 0, slots, bits)
         if reset is None:
             self._defer(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
-            # The kind is FINAL = TRANSITION + 1 for resets.
+            # Reset rows get the kind FINAL, which is TRANSITION + 1.
             self._defer(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
-            is_start |= self._first.index_select(0, slots)  # a continued reset starts an episode
+            is_start |= self._first.index_select(0, slots)  # a continued pending row may start an episode
         self._defer(self._first.index_copy_, 0, slots, is_start)
 
     def _write_next(
@@ -477,7 +477,7 @@ class TorchWriter:
             self._defer(torch.add, head, 1, out=self._head)
             self._defer(self._open.fill_, True)
         else:
-            # The kind is FINAL = PENDING - 1 at ends.
+            # At ends the kind is FINAL, which is PENDING - 1.
             self._defer(self._kind.index_copy_, 0, slots, PENDING - is_end.view(torch.uint8))
             self._defer(torch.add, head + 1, is_end, out=self._head)
             self._defer(torch.logical_not, is_end, out=self._open)

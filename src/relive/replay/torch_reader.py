@@ -40,7 +40,7 @@ class EpisodeExtent(NamedTuple):
 
 
 def mark_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mask [n, B], True from the first row that is not a step, and the number of True rows [B]."""
+    """Return a mask [n, B] of the first row that is not a step and of all rows after it, and their number [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 
@@ -104,8 +104,8 @@ class TorchReader(PlanReader):
         rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
         sums, leaves[DISCOUNT] = n_step_sums(rewards, is_over, missing, self.plan.gamma)
         leaves |= zip(self._summed.values(), sums, strict=True)
-        places, moves = ends_of_run(n, slots.device)
-        return run.gather(0, torch.addcmul(places, moves, missing)), missing
+        places, corrections = ends_of_run(n, slots.device)
+        return run.gather(0, torch.addcmul(places, corrections, missing)), missing
 
     def _offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """Read the leaves of groups with offsets, and their masks."""
@@ -137,9 +137,10 @@ class TorchReader(PlanReader):
             if group.anchor is Anchor.NEXT:
                 # For slot -1 an arbitrary row is read; it is zeroed below.
                 read = backend.take(ring.after(flat), tuple(leaves))
-                is_none = flat < 0
+                has_no_slot = flat < 0
                 for leaf in read:
-                    as_indexable(leaf).masked_fill_(add_axes(is_none, leaf), 0)  # as bits: torch cannot fill uint16
+                    # Filled as bits, because torch cannot fill uint16.
+                    as_indexable(leaf).masked_fill_(add_axes(has_no_slot, leaf), 0)
             else:
                 read = backend.take(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
@@ -158,7 +159,7 @@ def _leaf_paths(plan: ReadPlan, group: Group) -> dict[int, Path]:
 
 
 def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of exact matches."""
+    """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of stored ones."""
     steps, is_from_last, has_final_obs = _offset_constants(plan, extent.ahead.device)
     target_steps = steps if extent.last is None else steps + is_from_last * extent.last.unsqueeze(1)
     max_steps = extent.ahead.unsqueeze(1) + has_final_obs
@@ -166,10 +167,10 @@ def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Ten
     return steps, steps == target_steps
 
 
-@lru_cache(maxsize=128)  # making a tensor from numbers synchronises
+@lru_cache(maxsize=128)  # cached: making a tensor from numbers synchronises
 @torch.inference_mode(False)  # inference tensors could not be used outside inference mode
 def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the steps of all offsets, and two flags per offset: counts from the last step, counts observations."""
+    """Return the steps of all offsets, and per offset whether it counts from the last step, and counts observations."""
     groups = [(offset, group) for group in plan.groups for offset in group.offsets or ()]
     is_next = [group.anchor is Anchor.NEXT for _, group in groups]
     steps = [offset + after for (offset, _), after in zip(groups, is_next, strict=True)]
@@ -179,7 +180,7 @@ def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tenso
 
 
 def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
-    """Compute the batch of a plan from the steps [B, L, …] of `plan.unreduced`, whose `terminated` may have changed."""
+    """Compute the batch of a plan from the steps [B, L, …] that `plan.unreduced` read and a view may have changed."""
     if plan.is_transition:
         return {path: steps[path] for path in plan.paths}
     if plan.layout is Layout.PACKED:

@@ -100,7 +100,7 @@ class TritonBackend(TorchBackend):
         self._tracks_changes = True
 
     def changed_slots(self) -> ChangedSlots:
-        assert self._changed_slots is not None  # called after a write
+        assert self._changed_slots is not None  # this method is called after a write
         return self._changed_slots
 
     def clear(self) -> None:

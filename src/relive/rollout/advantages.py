@@ -148,7 +148,7 @@ class RewardWarnings:
         self._storage, self._flags = storage, flags
         self._warns_of_infinity = storage.device.type == "cpu"
         self._warns_of_autoreset = self._warns_of_infinity and not flags.has_reset_rows
-        self._num_ends = self._num_other_steps = self._num_other_rewards = 0
+        self._num_ends = self._num_steps_within_episodes = self._num_rewards_within_episodes = 0
         """Three counts: steps after an end, other steps, and other steps with a nonzero reward."""
 
     def check_rewards(self, steps: int) -> None:
@@ -178,9 +178,9 @@ class RewardWarnings:
             return False
         num_ends = np.count_nonzero(after_end)
         self._num_ends += num_ends
-        self._num_other_steps += after_end.size - num_ends
-        self._num_other_rewards += np.count_nonzero(has_reward[1:] & ~after_end)
-        return self._num_ends >= _MIN_ENDS and 2 * self._num_other_rewards > self._num_other_steps
+        self._num_steps_within_episodes += after_end.size - num_ends
+        self._num_rewards_within_episodes += np.count_nonzero(has_reward[1:] & ~after_end)
+        return self._num_ends >= _MIN_ENDS and 2 * self._num_rewards_within_episodes > self._num_steps_within_episodes
 
 
 class StepFinals(NamedTuple):
@@ -306,12 +306,12 @@ class LastStep:
 
     def set(self, leaves: dict[str, list[torch.Tensor]]) -> None:
         """Set the leaves of "value", and of "obs" if known, that follow the stored steps."""
-        self._leaves, self._age = leaves, self._storage.age
+        self._leaves, self._storage_age = leaves, self._storage.age
 
     @property
     def leaves(self) -> dict[str, list[torch.Tensor]]:
         """Leaves by field; empty if a step was stored or removed since `set`."""
-        return self._leaves if self._age == self._storage.age else {}
+        return self._leaves if self._storage_age == self._storage.age else {}
 
     def write(self) -> None:
         """Write the leaves to the row after the stored steps, and zero its other fields."""
@@ -321,7 +321,7 @@ class LastStep:
             storage.write(storage.num_stored, tuple(leaves), storage.schema.leaf_indices[name])
 
     def restore_row(self) -> None:
-        """Write the leaves again after a failed step overwrote the row; not if the next step is staged there."""
+        """Write the leaves again after a failed step overwrote their row, unless the next step is staged there."""
         if self.leaves and not self._storage.staged:
             self.write()
 

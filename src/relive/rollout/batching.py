@@ -90,10 +90,12 @@ def fresh_reader(
     source: RebindingReader[Reader] | RebindingReader[SequenceReader], paths: Iterable[Path], has_batch_axis: bool
 ) -> ReadBatch:
     """Return a function that reads batches into new tensors; `has_batch_axis`: whether [B] is their first axis."""
-    build = assembler(list(paths))
+    assemble_batch = assembler(list(paths))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
-        return build(source.current().take(index, start, stop), torch.Size((stop - start,) if has_batch_axis else ()))
+        return assemble_batch(
+            source.current().take(index, start, stop), torch.Size((stop - start,) if has_batch_axis else ())
+        )
 
     return read
 

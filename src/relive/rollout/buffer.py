@@ -473,7 +473,7 @@ class RolloutBuffer(StateDictMixin):
         return cls(**arguments)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments of an equal, empty buffer, as JSON."""
+        """Return the constructor's arguments as JSON."""
         trees = self._schema.config()
         return {
             "num_steps": self.num_steps,
@@ -490,7 +490,7 @@ class RolloutBuffer(StateDictMixin):
         parts: dict[str, State] = {}
         for name, part in self._parts().items():
             if name == "random":
-                parts["carries"] = State({}, {})  # format 1 has this entry, which is always empty
+                parts["carries"] = State({}, {})  # format 1 requires this entry, which is always empty
             parts[name] = part.state()
         return State.of_parts(parts)
 

@@ -78,7 +78,7 @@ class Storage:
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: the seven standard ones, and `extra` by name."""
         present, which = (values[5] is not None, values[6] is not None), None
-        if present == self._has_optional and not self.staged:  # False only at the first step and after `stage`
+        if present == self._has_optional and not self.staged:  # true except at the first step and after `stage`
             leaves = values if self._is_plain and not extra else self._flatten(values, extra)
         else:
             present = present[0] or "value" in self.staged, present[1] or "log_prob" in self.staged
@@ -191,7 +191,7 @@ class Storage:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Generation and number of steps: a pair that changes whenever a step is stored or removed."""
+        """Number of calls of `clear` and number of steps: a pair that changes whenever a step is stored or removed."""
         return self.generation, self.num_stored
 
     # Reading rows
@@ -277,7 +277,7 @@ class Storage:
         steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, tensor in leaves.items():
             if path in declared_leaves:
-                declared_leaves[path][:steps] = tensor.clone()  # cloned: `tensor` may overlap the leaf that is written
+                declared_leaves[path][:steps] = tensor.clone()  # a copy: `tensor` may overlap the leaf that is written
                 self.attached[path] = declared_leaves[path]
                 continue
             padding = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
@@ -322,7 +322,7 @@ class Storage:
             path = parse_path(entry)
             if path[0] in self.schema.names and path[0] not in self.omitted:
                 raise entry.error("a name of its own")
-            if path not in declared_leaves:  # an optional field is its declared leaf
+            if path not in declared_leaves:  # otherwise it is an optional field, whose declared leaf is used
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs))
                 declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = declared_leaves[path]
@@ -345,7 +345,7 @@ class Storage:
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             shape = (self._num_rows, self.num_envs, *field.shape)
             require_layout(path_name(path), tensor, shape, field.dtype, self.device)
-        if not self.is_exposed:  # exposed memory may move; `write` rebinds it
+        if not self.is_exposed:  # the tensors of exposed memory may move; `write` then rebinds them
             require_addresses(schema.paths, self.tensors, self._addresses)
         max_steps = self._num_rows - 1
         require(0 <= steps <= max_steps, "num_stored", f"0 to {max_steps} steps", steps)

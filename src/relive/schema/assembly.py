@@ -129,7 +129,9 @@ def check_targets(
     if leaves.keys() != like.keys():
         expected, got = (sorted(".".join(path) for path in paths) for paths in (like, leaves))
         raise SchemaError(explain("out", f"the fields {expected}", got, remedy))
-    if any(leaf is not again for leaf, again in zip(leaves.values(), out.values(True, True), strict=True)):
+    if any(
+        leaf is not iterated_leaf for leaf, iterated_leaf in zip(leaves.values(), out.values(True, True), strict=True)
+    ):
         got, remedy = f"a {type(out).__name__}", "Pass out.contiguous()."
         raise SchemaError(explain("out", "a TensorDict of tensors", got, remedy))
     for path, (shape, dtype) in like.items():
@@ -170,7 +172,7 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryR
     raise SchemaError(explain("out", "leaves with memory of their own", got, remedy))
 
 
-@functools.lru_cache(maxsize=64)  # a training loop passes the same tensors again and again
+@functools.lru_cache(maxsize=64)  # cached: a training loop passes the same tensors again and again
 def _find_overlap(targets: tuple[MemoryRange, ...], own: tuple[MemoryRange, ...]) -> tuple[int, int] | None:
     """Return the positions in `targets + own` of two ranges that overlap, at least one of them a target."""
     ranges = targets + own

@@ -70,11 +70,11 @@ def read_env_settings(
     env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
 ) -> EnvSettings:
     """Read the settings of a buffer from a Gymnasium environment; arguments that are not None take precedence."""
-    vector = is_vector(env)
+    is_vector_env = is_vector(env)
     return EnvSettings(
-        obs=obs if obs is not None else env.single_observation_space if vector else env.observation_space,
-        action=action if action is not None else env.single_action_space if vector else env.action_space,
-        num_envs=env.num_envs if vector else None,
+        obs=obs if obs is not None else env.single_observation_space if is_vector_env else env.observation_space,
+        action=action if action is not None else env.single_action_space if is_vector_env else env.action_space,
+        num_envs=env.num_envs if is_vector_env else None,
         autoreset=find_autoreset_mode(env) if autoreset is None else autoreset,
     )
 
@@ -174,9 +174,9 @@ def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.de
     for name, flag in flags.items():
         if (
             type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()
-        ):  # flags of a vector environment
+        ):  # an array of flags, of a vector environment
             arrays.append(flag)
-        elif not lead and (flag is True or flag is False):  # the flag of a single environment
+        elif not lead and (flag is True or flag is False):  # a single flag, of a single environment
             arrays.append(np.array([flag]))
         else:
             flag_device = device if isinstance(flag, torch.Tensor) else _HOST
@@ -211,9 +211,11 @@ def final_observations(
         flags = as_tensor(f"info: _{key}", mask, mask_device).tolist()
         final_envs = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
-        by_env = {env: _env_entry(finals, env) for env in final_envs}
-        final_envs = [env for env in final_envs if by_env[env] is not None]
-        leaves = [convert_leaves(schema, "obs", by_env[env], (), device, prefix="final_") for env in final_envs]
+        final_obs_by_env = {env: _env_entry(finals, env) for env in final_envs}
+        final_envs = [env for env in final_envs if final_obs_by_env[env] is not None]
+        leaves = [
+            convert_leaves(schema, "obs", final_obs_by_env[env], (), device, prefix="final_") for env in final_envs
+        ]
         return final_envs, [torch.stack(group) for group in zip(*leaves, strict=True)]
     if not final_envs:
         return [], []

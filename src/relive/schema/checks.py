@@ -117,7 +117,7 @@ def check_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy
 
 
 def check_device(where: str, tensor: torch.Tensor, device: torch.device, match: str = "") -> None:
-    """Raise if a tensor is on another device. The message says "expected a tensor on <device><match>"."""
+    """Raise if a tensor is not on `device`; `match` is appended to the device in the message."""
     if tensor.device != device:
         remedy = f"Call .to({str(device)!r})."
         raise SchemaError(explain(where, f"a tensor on {device}{match}", tensor.device, remedy))

@@ -266,14 +266,14 @@ def _dtype_rank(dtype: torch.dtype) -> int:
 def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torch.Tensor | None) -> torch.Tensor:
     if tensor.dtype == dtype:
         return tensor
-    have, want = _dtype_rank(tensor.dtype), _dtype_rank(dtype)
-    if have > want:
-        remedy = "Compare it to get bools." if want == 0 else "Declare the field with that dtype, or convert it."
+    source, target = _dtype_rank(tensor.dtype), _dtype_rank(dtype)
+    if source > target:
+        remedy = "Compare it to get bools." if target == 0 else "Declare the field with that dtype, or convert it."
         raise SchemaError(explain(where, dtype_name(dtype), dtype_name(tensor.dtype), remedy))
-    if want == 1:
+    if target == 1:
         _check_integers_fit(where, tensor, dtype)
     converted = tensor.to(dtype)
-    if want >= 2 and tensor.device.type != "meta" and _max_finite(dtype) < _max_finite(tensor.dtype):
+    if target >= 2 and tensor.device.type != "meta" and _max_finite(dtype) < _max_finite(tensor.dtype):
         if _is_host(tensor):
             _check_numbers_fit(where, tensor, converted)
         elif overflowed is not None:
@@ -282,7 +282,7 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torc
 
 
 def _is_host(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu  # a function, which tests replace to simulate a device
+    return tensor.is_cpu  # a function, so that tests can replace it to simulate a device
 
 
 def _max_finite(dtype: torch.dtype) -> float:
@@ -311,16 +311,16 @@ def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor
 def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     if tensor.dtype == torch.bool or not tensor.numel():
         return
-    have, want = torch.iinfo(tensor.dtype), torch.iinfo(dtype)
-    if want.min <= have.min and have.max <= want.max:
+    source, target = torch.iinfo(tensor.dtype), torch.iinfo(dtype)
+    if target.min <= source.min and source.max <= target.max:
         return
     if tensor.device.type == "meta":
         got, remedy = f"{dtype_name(tensor.dtype)} without values", "Convert it first."
         raise SchemaError(explain(where, dtype_name(dtype), got, remedy))
     values = tensor.to(_HOST).numpy()
     smallest, largest = int(values.min()), int(values.max())
-    if smallest < want.min or largest > want.max:
-        expected = f"integers in [{want.min}, {want.max}] ({dtype_name(dtype)})"
+    if smallest < target.min or largest > target.max:
+        expected = f"integers in [{target.min}, {target.max}] ({dtype_name(dtype)})"
         raise SchemaError(explain(where, expected, f"[{smallest}, {largest}]", "Declare a wider dtype."))
 
 

@@ -98,7 +98,7 @@ class Carry(Field):
     """
 
     def settings(self) -> list[Any]:
-        return [1]  # formerly the number of steps between two stored states
+        return [1]  # part of the format: formerly the number of steps between two stored states
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Carry:
@@ -199,14 +199,14 @@ def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def caller_shape(field: Field) -> tuple[int, ...]:
-    """Return the shape that callers pass and receive: for a stacked field with the axis of frames."""
+    """Return the shape that callers pass and receive: that of a stacked field includes the axis of frames."""
     if not isinstance(field, Stacked):
         return field.shape
     return (*field.shape[: field.axis], field.k, *field.shape[field.axis :])
 
 
 def caller_field(field: Field) -> Field:
-    """Return the field that callers pass: for a stacked field a plain field with the axis of frames."""
+    """Return the field as callers pass it: a stacked field becomes a plain field with the axis of frames."""
     return Field(caller_shape(field), field.dtype) if isinstance(field, Stacked) else field
 
 

@@ -55,7 +55,7 @@ class EpisodeStats(counting.Accumulator):
         _check_names(self.metrics, self.reasons)
         self._sums = ("return", "length", *self.metrics)
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
-        self._lead = () if self.num_envs is None else (self.num_envs,)  # a name in pickles
+        self._lead = () if self.num_envs is None else (self.num_envs,)  # pickles contain this attribute name
         device, envs = as_device(device), self.num_envs or 1
         nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
         require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
@@ -265,7 +265,7 @@ class EpisodeStats(counting.Accumulator):
         require_all(unused_rows == 0, "stats: window", "0 after the last episode", unused_rows)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments of equal statistics, except `num_envs`, as JSON."""
+        """Return the constructor's arguments, except `num_envs`, as JSON."""
         return {"window": self.window, "metrics": list(self.metrics), "reasons": list(self.reasons)}
 
 

@@ -68,7 +68,7 @@ class RunningNorm(Accumulator):
             "count": torch.zeros((), dtype=torch.float64, device=device),
             "mean": torch.zeros(self.shape, dtype=torch.float64, device=device),
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
-        }  # number of rows, mean, and sum of squared distances from the mean
+        }  # the moments: number of rows, mean, and sum of squared distances from the mean
         self._cached_fit: _Fit | None = None
         self._set_tensors(tensors)
 
@@ -239,7 +239,7 @@ class RunningNorm(Accumulator):
             require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
 
     def config(self) -> list[Any]:
-        """Return the arguments of an equal norm without rows, as JSON."""
+        """Return the constructor's arguments as JSON."""
         return [list(self.shape), self.eps, self.clip]
 
 

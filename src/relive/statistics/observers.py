@@ -103,7 +103,7 @@ class Observers:
         self, block: Mapping[int, torch.Tensor], first_resets: torch.Tensor | None,
         measurements: Mapping[str, torch.Tensor], envs: torch.Tensor | None = None,
     ) -> tuple[Callable[[], None], torch.Tensor | None]:  # fmt: skip
-        """Return a function that counts steps with torch ops, and the environments whose next step is a reset row.
+        """Return a function that counts a block of steps with torch ops, and a mask of environments that reset next.
 
         The block has columns [T, K, …] by leaf number, in time order, of the environments `envs` (or of all), without
         fields that the steps omit. `first_resets` [K] marks environments whose first row is a reset row. Only blocks of
@@ -139,16 +139,16 @@ class Observers:
         if envs is None:
             return steps, mask
 
-        def widen(values: torch.Tensor) -> torch.Tensor:
+        def spread_to_all_envs(values: torch.Tensor) -> torch.Tensor:
             all_envs = values.new_zeros((len(values), self._num_envs or 1))
             all_envs[:, envs] = values
             return all_envs
 
         mask = torch.ones_like(steps["terminated"]) if mask is None else mask
-        return {name: widen(values) for name, values in steps.items()}, widen(mask)
+        return {name: spread_to_all_envs(values) for name, values in steps.items()}, spread_to_all_envs(mask)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments of equal statistics and norms, as JSON."""
+        """Return the constructor's arguments of the statistics and of all norms, as JSON."""
         norms = [[[path] if isinstance(path, str) else list(path), *norm.config()] for path, norm in self.norm.items()]
         return {"stats": None if self.stats is None else self.stats.config(), "norm": norms}
 

@@ -203,7 +203,7 @@ _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MA
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 _mapping_bytes: dict[int, int] = {}
-"""Bytes of each living mapping of `allocate_zeros`, by its id."""
+"""Bytes of each mapping of `allocate_zeros` that is still in use, by its id."""
 
 
 def tensor_from_mapping(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -122,7 +122,7 @@ def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
 
 
 def require_first_line(where: str, first: bytes, checksum: int, nbytes: int) -> None:
-    """Raise unless the first line of a file of `nbytes` has this checksum of the rest."""
+    """Raise unless the first line of a file of `nbytes` bytes contains `checksum`, that of the other lines."""
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
         raise _no_first_line(where, first)
@@ -183,19 +183,19 @@ class Node:
 
     def error(self, expected: str) -> CorruptCheckpoint:
         """Return the error for a value that is not `expected`."""
-        got = reprlib.repr(self.value)  # short, whatever the depth and length
+        got = reprlib.repr(self.value)  # short even for long or deeply nested values
         got = got if len(got) <= 80 else f"{got[:77]}…"
         return CorruptCheckpoint(explain(self.where, expected, got, _CORRUPT_REMEDY))
 
     def entry(self, key: str) -> Node:
-        """Return an entry of an object."""
+        """Return the entry of a JSON object; raise if it is missing."""
         if not isinstance(self.value, dict) or key not in self.value:
             got = sorted(self.value) if isinstance(self.value, dict) else self.value
             raise Node(self.where, got).error(f"an object with {key!r}")
         return Node((self, key), self.value[key])
 
     def entries(self) -> dict[str, Node]:
-        """Return all entries of an object whose keys are names."""
+        """Return all entries of an object; raise unless every key is a valid name."""
         if not isinstance(self.value, dict) or not all(NAME_PATTERN.fullmatch(key) for key in self.value):
             raise self.error("an object with names as keys")
         return {key: Node((self, key), value) for key, value in self.value.items()}
@@ -266,7 +266,7 @@ class Node:
         return tuple(item.integer(0, maximum) for item in self.items(max_items))
 
     def shape(self) -> tuple[int, ...]:
-        """Return the sizes of axes."""
+        """Return a shape, stored as a list of axis lengths."""
         return self.integers(64)
 
 
@@ -325,7 +325,7 @@ class ArraySource:
 
 
 def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor]) -> ArraySource:
-    """Make a source of copies of a caller's tensors."""
+    """Make an ArraySource that returns copies of a caller's tensors."""
     for name, x in tensors.items():
         is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
         if not isinstance(name, str) or not is_plain:

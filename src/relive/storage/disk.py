@@ -183,11 +183,11 @@ class DiskAllocator(Allocator):
         if FORMAT in names:
             holds_disk_memory(self._files)
             return
-        regular = self._files.regular_names("") if names else []
-        foreign = [name for name in names if name not in regular or not _FILE_NAME_PATTERN.fullmatch(name)]
-        if foreign or (names and "LOCK" not in names):
+        regular_names = self._files.regular_names("") if names else []
+        foreign_names = [name for name in names if name not in regular_names or not _FILE_NAME_PATTERN.fullmatch(name)]
+        if foreign_names or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
-            got = f"{(foreign or names)[0]!r} in it"
+            got = f"{(foreign_names or names)[0]!r} in it"
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
     def _remove_incomplete(self) -> None:
@@ -213,9 +213,9 @@ class DiskAllocator(Allocator):
         commit = newest_commit(self._root)
         # A read-only buffer does not sample, and a custom sampler is not part of the config.
         ignores_sampler = self._only_reads or commit.config.get("sampler") is None
-        ignored = ("listeners", "sampler") if ignores_sampler else ("listeners",)
+        ignored_settings = ("listeners", "sampler") if ignores_sampler else ("listeners",)
         for name, value in config.items():
-            if name not in ignored and commit.config.get(name) != value:
+            if name not in ignored_settings and commit.config.get(name) != value:
                 remedy = "Make the buffer with the same settings, or relive.load() it without any."
                 where = f"{name} of the buffer in {self._root}"
                 raise IncompatibleCheckpoint(explain(where, commit.config.get(name), value, remedy))
@@ -230,7 +230,7 @@ class DiskAllocator(Allocator):
         """Called after the lock was acquired: another thread may have closed the folder during the wait."""
         if not self.is_open:
             ClosedLock().__enter__()
-        if self._is_closing:  # close() was interrupted
+        if self._is_closing:  # an earlier close() was interrupted
             self.commit()
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -334,7 +334,7 @@ class DiskAllocator(Allocator):
                 self._files.reserve(file, nbytes)
             except OSError as error:
                 if self.reopened:
-                    continue  # the process that created the file reserved its space
+                    continue  # the space was reserved by the process that created the file
                 free, remedy = f"{self._files.free_bytes():,} bytes free ({error.strerror})", "Free disk space."
                 where = f"{self._root}: {name}"
                 raise MemoryError(explain(where, f"room for {nbytes:,} bytes", free, remedy)) from error
@@ -349,11 +349,12 @@ class DiskAllocator(Allocator):
 
     def _require_rows_left(self, rows: int) -> None:
         """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
-        used = int((self._owner.head - self._committed_head).max())  # usually fewer rows than counted
-        if used + rows > self._max_rows or time.monotonic() > self._deadline:
+        # The true number of rows is usually smaller than the number that was counted.
+        num_new_rows = int((self._owner.head - self._committed_head).max())
+        if num_new_rows + rows > self._max_rows or time.monotonic() > self._deadline:
             self._commit(rows, is_closed=False)
         else:
-            self._rows_left = self._max_rows - used - rows
+            self._rows_left = self._max_rows - num_new_rows - rows
 
     def commit(self) -> None:
         self._commit(0, is_closed=False)
@@ -422,7 +423,7 @@ class DiskAllocator(Allocator):
             step = array.tensor[0].nbytes
             for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
-            if head >= slots:  # before the first overwrite nothing is read
+            if head >= slots:  # until then nothing is overwritten, so that nothing has to be read
                 for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
                     _read_ahead(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
@@ -431,7 +432,7 @@ class DiskAllocator(Allocator):
 
     def _publish(self) -> None:
         """Create FORMAT, which declares the folder to be disk memory."""
-        if _UNPUBLISHED_FORMAT in self._files.names(""):  # renamed by _unpublish()
+        if _UNPUBLISHED_FORMAT in self._files.names(""):  # `_unpublish` has renamed FORMAT: rename it back
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
             self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
@@ -674,7 +675,7 @@ def newest_commit(root: Path) -> Commit:
                 raise CorruptCheckpoint(explain(name, "the commit of this name", commit.name, "Copy it again."))
             commits.append(commit)
         except CorruptCheckpoint as error:
-            if is_read_error(error):  # the unreadable file may be the newest commit
+            if is_read_error(error):  # the file that cannot be read may be the newest commit
                 raise
             errors.append(str(error))  # the error itself would keep its callers' frames alive
     if not commits:

@@ -31,7 +31,7 @@ if _fallocate is not None:
     _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: opening a FIFO would wait for its writer. It is opened at once, and refused as no regular file.
+# O_NONBLOCK: opening a FIFO must not wait for its writer. The FIFO is then refused: it is no regular file.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -81,7 +81,7 @@ class Files:
                     os.mkdir(name, dir_fd=root)
         self.sync_folder("")
         if "FORMAT" in names:
-            return  # FORMAT is written after this function has completed once
+            return  # FORMAT exists only after a completed call of this function
         # Always sync the parent: a killed save may have created the root without syncing it.
         for path in (self.root, *missing[1:]):
             _sync_path(path.parent)
@@ -137,7 +137,7 @@ class Files:
         """Close a file."""
         os.close(file)
 
-    # Files that stay open and change in place
+    # Files that stay open and are changed in place
 
     def create_for_update(self, name: str) -> int:
         """Create a file in the root and open it for reading and writing."""

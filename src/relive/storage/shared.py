@@ -145,7 +145,7 @@ def _describe_sampler(sampler: Any) -> tuple[str, Any]:
 
 
 def _close_descriptors(files: dict[str, int], owner: int) -> None:
-    if os.getpid() != owner:  # the descriptors of a forked child are its own
+    if os.getpid() != owner:  # a forked child, which has its own descriptors
         return
     for file in files.values():
         with contextlib.suppress(OSError):

@@ -54,7 +54,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        Prioritized(alpha, beta, epsilon)  # only to check the settings
+        Prioritized(alpha, beta, epsilon)  # made only to check the settings
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._current_beta = _Beta(beta)
         # The core's own exponent cannot change, but `alpha` may: `update_priorities` applies `alpha`.

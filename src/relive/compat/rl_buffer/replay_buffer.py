@@ -103,13 +103,13 @@ class TransitionBuffer(SizedBuffer):
                 if getattr(tracker, "truncated_ends", False) is True:
                     ended = ended | to_numpy(step[4])
                 update_stats(tracker, ended, step[2], infos, done_reasons)
-            if is_full:  # the strategy is AUTO
+            if is_full:  # the strategy is AUTO: start again with an empty buffer
                 self.reset()
             core.add(*step)
             self._count_step()
 
     def _count_step(self) -> None:
-        """Called after each stored step."""
+        """Hook that is called after each stored step."""
 
     def _convert(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> list[Any]:
         """Convert one step for the core. `truncated` and `next_obs` may be swapped."""
@@ -128,9 +128,9 @@ class TransitionBuffer(SizedBuffer):
 
     def get(self, batch_size: int) -> ReplayBatch:
         """Draw transitions with replacement; `batch_size` is at most the number of stored transitions."""
-        available = len(self.core)
-        if 0 < available < batch_size:
-            raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
+        num_stored = len(self.core)
+        if 0 < num_stored < batch_size:
+            raise ValueError(f"Batch size {batch_size} is larger than available samples: {num_stored} are stored.")
         return ReplayBatch(**self._sample(batch_size, REPLAY_FIELDS))
 
     def _sample(self, batch_size: int, names: Mapping[str, str]) -> dict[str, Any]:

@@ -143,8 +143,8 @@ class RolloutBuffer(Stepped, BaseBuffer):
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
         last = fit("last_values", _flatten(last_values), value[0])
-        over = fit("last_dones", as_bools(_flatten(last_dones)), ended[0])
-        self._rows.score(last.masked_fill(over, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
+        ended_last = fit("last_dones", as_bools(_flatten(last_dones)), ended[0])
+        self._rows.score(last.masked_fill(ended_last, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""

@@ -86,8 +86,8 @@ def reshape_step(shapes: Shapes, obs: Any) -> Any:
     if array.shape == shapes:
         return array
     # Discrete observations have shape (n,), and a single environment may lack its axis: only axes of 1 may differ.
-    alike = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
-    return array.reshape(shapes) if alike else array
+    differs_in_ones_only = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
+    return array.reshape(shapes) if differs_in_ones_only else array
 
 
 def unshare(next_obs: Any, obs: Any) -> Any:

@@ -99,7 +99,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
-        if weight is None:  # the rows were not drawn by priority
+        if weight is None:  # rows that were not drawn by priority have weight 1
             weight = batch["reward"].new_ones(len(batch))
         samples: Any = super()._samples(batch, env)
         return PrioritizedReplayBufferSamples(
@@ -142,7 +142,8 @@ class _PrioritizedAlgorithm:
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Draw batches, learn from each, and log the means."""
         buffer = self.replay_buffer
-        if not hasattr(buffer, "update_priorities"):  # for example after loading a file of another algorithm
+        # A loaded replay buffer may be one that another algorithm saved.
+        if not hasattr(buffer, "update_priorities"):
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
             raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
         buffer.progress_remaining = self._current_progress_remaining
@@ -168,8 +169,8 @@ class _PrioritizedAlgorithm:
     def _update_targets(self, *names: str) -> None:
         """Move the target networks towards these networks, and copy the batch norm statistics."""
         for name in names:
-            online, target = (getattr(self, each) for each in (name, f"{name}_target"))
-            polyak_update(online.parameters(), target.parameters(), self.tau)
+            network, target = (getattr(self, each) for each in (name, f"{name}_target"))
+            polyak_update(network.parameters(), target.parameters(), self.tau)
             prefix = "" if isinstance(self, SAC) else f"{name}_"
             statistics = (getattr(self, f"{prefix}batch_norm_stats{each}") for each in ("", "_target"))
             polyak_update(*statistics, tau=1)
@@ -187,7 +188,7 @@ class PrioritizedDQN(_PrioritizedAlgorithm, DQN):
             target = _target(batch, next_value, self.gamma)
         value = self.q_net(batch.observations).gather(1, batch.actions.long())
         loss = (batch.weights * F.smooth_l1_loss(value, target, reduction="none")).mean()
-        _descend(self.policy.optimizer, loss, self.policy.parameters(), self.max_grad_norm)
+        _optimizer_step(self.policy.optimizer, loss, self.policy.parameters(), self.max_grad_norm)
         self._set_priorities(batch, [value], target)
         yield "loss", loss
 
@@ -211,7 +212,7 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
         yield "critic_loss", self._improve_critic(batch, temperature)
         best = torch.cat(self.critic(batch.observations, action), 1).amin(1)
         actor_loss = (temperature * log_prob.flatten() - best).mean()
-        _descend(self.actor.optimizer, actor_loss)
+        _optimizer_step(self.actor.optimizer, actor_loss)
         yield "actor_loss", actor_loss
         if step % self.target_update_interval == 0:
             self._update_targets("critic")
@@ -221,7 +222,7 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
         if self.ent_coef_optimizer is None or self.log_ent_coef is None:
             return self.ent_coef_tensor
         temperature = self.log_ent_coef.detach().exp()
-        _descend(self.ent_coef_optimizer, -(self.log_ent_coef * (log_prob + float(self.target_entropy))).mean())
+        _optimizer_step(self.ent_coef_optimizer, -(self.log_ent_coef * (log_prob + float(self.target_entropy))).mean())
         return temperature
 
     def _improve_critic(self, batch: PrioritizedReplayBufferSamples, temperature: torch.Tensor) -> torch.Tensor:
@@ -232,7 +233,7 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
             target = _target(batch, next_value, self.gamma)
         values = self.critic(batch.observations, batch.actions)
         loss = 0.5 * _squared_error(batch, values, target)
-        _descend(self.critic.optimizer, loss)
+        _optimizer_step(self.critic.optimizer, loss)
         self._set_priorities(batch, values, target)
         return loss
 
@@ -257,13 +258,13 @@ class PrioritizedTD3(_PrioritizedAlgorithm, TD3):
             target = _target(batch, next_values.amin(1, keepdim=True), self.gamma)
         values = self.critic(batch.observations, batch.actions)
         loss = _squared_error(batch, values, target)
-        _descend(self.critic.optimizer, loss)
+        _optimizer_step(self.critic.optimizer, loss)
         self._set_priorities(batch, values, target)
         return loss
 
     def _improve_actor(self, batch: PrioritizedReplayBufferSamples) -> torch.Tensor:
         loss = -self.critic.q1_forward(batch.observations, self.actor(batch.observations)).mean()
-        _descend(self.actor.optimizer, loss)
+        _optimizer_step(self.actor.optimizer, loss)
         self._update_targets("critic", "actor")
         return loss
 
@@ -280,7 +281,7 @@ def _squared_error(
     return (batch.weights * (torch.cat(tuple(values), 1) - target) ** 2).mean(0).sum()
 
 
-def _descend(optimizer: Any, loss: torch.Tensor, clipped_parameters: Any = None, max_norm: float = 0.0) -> None:
+def _optimizer_step(optimizer: Any, loss: torch.Tensor, clipped_parameters: Any = None, max_norm: float = 0.0) -> None:
     optimizer.zero_grad()
     loss.backward()
     if clipped_parameters is not None:

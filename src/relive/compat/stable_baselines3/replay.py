@@ -70,7 +70,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAY_NAMES)
     _sums_rewards = False
-    """Whether batches have sums of rewards, whose terms are normalised before summing."""
+    """Whether batches contain sums of rewards; the rewards are then normalised before they are summed."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
         if self._fits_unchanged:
             try:
                 self._rows.add(obs, next_obs, *step)
-            except SchemaError:  # a call that raises has stored nothing
+            except SchemaError:  # nothing was stored: try again with reshaped values
                 self._fits_unchanged = False
         if not self._fits_unchanged:
             self._rows.add(*self._reshape(obs, next_obs), *step)

@@ -82,7 +82,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     def _allocate(self) -> None:
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._no_ends = np.zeros(self.n_envs, np.bool_)
-        """Placeholder for the ends of a step, which only the next step reveals."""
+        """Flags without an end [n_envs], stored for a step until the next step reveals its ends."""
         self._action_dtype: Any = self.action_space.dtype
         self._core = Core(
             self.buffer_size,
@@ -133,7 +133,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         self._allocate()
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
-        self.generator_ready = False  # the restored arrays are not flattened
+        self.generator_ready = False  # `get` has not flattened the restored arrays
 
     def add(
         self,

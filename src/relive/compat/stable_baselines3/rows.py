@@ -203,7 +203,7 @@ class SharedRows(_Rows):
     def _find_ids(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the core's ids of the stored steps at these positions, and a mask of the positions with such steps."""
         index = self.core.ids()
-        index = index[(index % self.n_envs).argsort(stable=True)]  # sorted by environment, then time
+        index = index[(index % self.n_envs).argsort(stable=True)]  # sort by environment, then time
         count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
         age = (self.num_written - 1 - positions) % self.size
         is_stored = age < count[envs]

@@ -26,7 +26,7 @@ from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_bloc
 BLOCK = CELL.value
 """Draws per program on a GPU. Each draw reads a group of counts."""
 MAX_TURNS = tl.constexpr(4096)
-"""Limit that keeps corrupt counts from blocking the device."""
+"""Maximum number of attempts per draw: corrupt counts must not block the device."""
 
 
 @triton.jit

@@ -42,7 +42,7 @@ class Launch:
         self, kernel: Any, fixed: tuple[Any, ...], constants: Mapping[str, Any],
         words: tuple[tuple[torch.Tensor, ...], ...] = (),
     ) -> None:  # fmt: skip
-        """`words`: the first arguments of a call are tuples of tensors, viewed as words of the dtypes of these."""
+        """Bind a kernel. In a call, the i-th argument is a tuple of tensors, viewed in the dtypes of `words[i]`."""
         self._kernel, self._fixed, self._constants, self._words = kernel, fixed, constants, words
         self._rest = *map(_to_address, fixed), *(constants[name] for name in kernel.arg_names if name in constants)
         self._compiled: dict[bool, Any] = {}

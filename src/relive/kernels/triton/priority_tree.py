@@ -38,7 +38,7 @@ TINY_TOTAL = tl.constexpr(2.0**-400)
 MIN_WEIGHT = tl.constexpr(2.0**-126)
 """The smallest normal float32: a weight of zero would drop the row."""
 SUBTREE_LEVELS = 3
-"""Number of tree levels in a subtree."""
+"""Number of levels of the tree that form one subtree."""
 SUBTREE = tl.constexpr(16**SUBTREE_LEVELS)
 """Number of leaves in a subtree."""
 BLOCK = 256
@@ -230,7 +230,7 @@ def mark_kernel(
     mask = tl.load(changed + position, inside, other=0) != 0
     slot = tl.load(touched + position, mask, other=0)
     row_kind = tl.load(kind + slot, mask, other=0)
-    # A repeated slot is set to the same number twice.
+    # A slot that occurs twice is set to the same number both times.
     tl.store(leaves + slot, tl.where(row_kind == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), mask)
     tl.store(dirty + slot // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), mask)
 
@@ -255,12 +255,12 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     before the end.
     """
     node = tl.zeros((BLOCK,), tl.int64)
-    first = (root + 1) // 16  # index after the last node
+    first = (root + 1) // 16  # first node of a level; at the start, the index after the last node
     for i in range(levels):
         shift = 4 * (levels - i)
         nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
         first -= nodes
-        node = tl.minimum(node, nodes - 1)  # has an effect only if sums are wrong or all zero
+        node = tl.minimum(node, nodes - 1)  # changes `node` only if sums are wrong or all zero
         at = (first + node) * 16
         ends = tl.load(sums + at[:, None] + tl.arange(0, 16)[None, :])
         inside = tl.minimum(point, _next_smaller(tl.max(ends, axis=1)))
@@ -383,7 +383,7 @@ class TritonTree:
         return self._update(index, priority, ring, alpha, eps, transforms=True)
 
     def mark(self, touched: torch.Tensor, changed: torch.Tensor, kind: torch.Tensor, alpha: float, eps: float) -> None:
-        """Set changed leaves to the mass of the largest priority for transitions (by `kind`), otherwise to zero."""
+        """Set changed leaves: those of transitions to the mass of the largest priority, all others to zero."""
         count = len(touched)
         if not count:
             return

@@ -74,12 +74,12 @@ def _copy_leaf(stored, out, first, slot, item, mask, start, stop, num_envs, size
 
 @triton.jit
 def _count_steps(kind, slot, is_row, num_envs, size, n, STEPS: tl.constexpr):
-    """Count the steps per row: up to n, until the end of the episode or the newest row."""
+    """Count the steps from each row on: up to n, fewer at the end of the episode or at the newest row."""
     step = tl.arange(0, STEPS)
     at = step_forward(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
     inside = is_row[:, None] & (step < n)[None, :]
     is_step = tl.load(kind + at, inside, other=0) == TRANSITION
-    # The row itself is always a step.
+    # Step 0 is the row itself, which always counts.
     ends = tl.where(is_step | (step == 0)[None, :], n, step[None, :])
     return tl.min(ends, axis=1).to(tl.int64)
 
@@ -142,7 +142,7 @@ def read_kernel(
     LAYOUTS: tl.constexpr, ANCHORS: tl.constexpr, FIRST_PIECES: tl.constexpr, REWARDS: tl.constexpr,
     HAS_IDS: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Read all leaves of `rows` rows. From 1 on, the second grid axis enumerates pieces of wide leaves."""
+    """Read all leaves of `rows` rows. Along the second grid axis, programs from 1 on read pieces of wide leaves."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     piece = tl.program_id(1)
     valid = position < rows
@@ -262,15 +262,15 @@ class TritonGather:
 
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         items = [column.flatten(0, lead - 1) for column in columns]
-        self._forms = [(item.shape[1:], item.dtype, item.device) for item in items]
-        self._nonempty = [i for i, item in enumerate(items) if item.numel()]
+        self._item_layouts = [(item.shape[1:], item.dtype, item.device) for item in items]
+        self._nonempty_columns = [i for i, item in enumerate(items) if item.numel()]
         """Indices of the columns that are not empty."""
-        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._nonempty]
+        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._nonempty_columns]
         self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, AT_ROW.value) for leaf in leaves])
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         count = stop - start
-        out = [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype, device in self._forms]
+        out = [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype, device in self._item_layouts]
         self._read(index, start, stop, out)
         return out
 
@@ -284,9 +284,9 @@ class TritonGather:
                 target.copy_(values)
 
     def _read(self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor]) -> None:
-        if stop > start and self._nonempty:
+        if stop > start and self._nonempty_columns:
             rows = index[start:stop].contiguous()
-            self._reader.read(rows, [out[i] for i in self._nonempty])  # an index of -1 gives zeros
+            self._reader.read(rows, [out[i] for i in self._nonempty_columns])  # an index of -1 gives zeros
 
 
 def _placeholder_rings(column: torch.Tensor) -> Rings:

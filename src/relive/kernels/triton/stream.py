@@ -33,7 +33,7 @@ MAX_DRAWS = CELLS * CELL.value
 
 @triton.jit
 def random_pair(key, call, position, turn):
-    """Draw two uniform non-negative int64 per position [B], from its counter [B] and a turn within the call."""
+    """Draw two uniform non-negative int64 per position [B], from its counter [B] and the draw's number in the call."""
     low = (call & 0xFFFFFFFF).to(tl.uint32)
     high = ((call >> 32) & 0xFFFFFFFF).to(tl.uint32)
     a, b, c, d = tl.philox(key, position.to(tl.uint32), low, high, (position * 0 + turn).to(tl.uint32))
@@ -96,7 +96,7 @@ class DeviceStream(Randomness):
         super().__init__(seed)
         self.device = device
         self.numbers = torch.zeros(1 + CELLS, dtype=torch.int64, device=device)
-        """The key, and the number of draws per cell of positions."""
+        """The key, and for each cell of positions the number of draws."""
         self._reset()
 
     def _reset(self) -> None:

@@ -22,7 +22,7 @@ MAX_STEPS = 1024
 @triton.jit
 def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: tl.constexpr, CROSS: tl.constexpr,
            SPAN: tl.constexpr):  # fmt: skip
-    """Return slots, mask of steps and running number of steps of the rows after (BACK: before) each row [B, SPAN].
+    """Return slots, a mask of steps and a running count of steps of the rows after (BACK: before) each row [B, SPAN].
 
     Steps stop at the end of an episode; with CROSS they continue after its final rows.
     """
@@ -38,15 +38,15 @@ def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: 
     row_kind = tl.load(kind + slot, inside, other=0)
     is_step = inside & (row_kind == TRANSITION)
     if not BACK:
-        is_step = is_step | (inside & (distance == 0))  # the row itself is always a step
+        is_step = is_step | (inside & (distance == 0))  # the row at distance 0 always counts as a step
     is_stop = ~is_step
     if CROSS:
         is_stop = is_stop & (row_kind != FINAL)
     elif BACK:
         following = get_slot(row_at + 1, env[:, None], slots, num_envs)
         is_stop = is_stop | (tl.load(first + following, inside, other=1) != 0)
-    is_reached = tl.cumsum(is_stop.to(tl.int32), axis=1) == 0
-    is_step = is_step & is_reached
+    is_before_stop = tl.cumsum(is_stop.to(tl.int32), axis=1) == 0
+    is_step = is_step & is_before_stop
     return slot, is_step, tl.cumsum(is_step.to(tl.int32), axis=1)
 
 

@@ -90,16 +90,16 @@ def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset,
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
         column = start + tl.arange(0, LAYOUT[TILE])
         newest = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1, valid, LAYOUT)
-        younger = newest
+        younger_words = newest
         padding = newest
         if LAYOUT[ZERO]:
             padding = newest * 0
         for back in range(1, LAYOUT[FRAMES]):
             words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
             is_unpadded |= (words != padding).to(tl.int32)
-            follows = _load_input(next_inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
-            is_unfollowed |= (follows != younger).to(tl.int32)
-            younger = words
+            next_words_before = _load_input(next_inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
+            is_unfollowed |= (next_words_before != younger_words).to(tl.int32)
+            younger_words = words
     is_unpadded, is_unfollowed = tl.max(is_unpadded, axis=1) > 0, tl.max(is_unfollowed, axis=1) > 0
     is_invalid = valid & ~is_reset & ((~continues & is_unpadded) | is_unfollowed)
     return tl.sum(is_invalid.to(tl.int64), axis=0)
@@ -117,7 +117,7 @@ def _store(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _find_expiring(kind, row, slot, mask, slots, num_envs, size, alive):
-    """Find the slots that leave the sampling window when the rows at `slot` become the newest; mask of transitions."""
+    """Return the slots that leave the sampling window when `slot` becomes the newest, and a mask of transitions."""
     expiring = step_forward(slot, slots - alive, num_envs, size)
     row_kind = tl.load(kind + expiring, mask, other=0)
     return expiring, mask & (row >= alive) & (row_kind == TRANSITION)
@@ -234,7 +234,8 @@ def write_kernel(
         if HAS_HISTORY:
             tl.store(kind + expiring, _as_byte(env, HISTORY), expires)
             tl.store(kind + next_expiring, _as_byte(env, HISTORY), next_expires)
-            tl.debug_barrier()  # with one row of history, `expiring` and `next_slot` are the same slot
+            # With one row of history, `expiring` and `next_slot` are the same slot: keep the order of the stores.
+            tl.debug_barrier()
         tl.store(kind + pending, _as_byte(env, FINAL), is_cut)
         tl.store(kind + slot, tl.where(is_reset, FINAL, TRANSITION).to(tl.uint8), valid)
         tl.store(first + slot, _as_byte(env, 1), starts)
@@ -283,15 +284,15 @@ def _set_tiles(layouts: Sequence[LeafLayout], per_program: int) -> tuple[LeafLay
     return tuple((layout[0], tile, *layout[2:]) for layout, tile in zip(layouts, tiles, strict=True))
 
 
-def _widen(leaf: Leaf) -> Leaf:
+def _use_int64_words(leaf: Leaf) -> Leaf:
     """View a leaf of wide rows as words of eight bytes, if its rows and their pieces are divisible by eight."""
     width, _, k, inner, zero = leaf.layout
     size = leaf.words.element_size()
     if width * k <= MAX_NARROW or width * size % 8 or (k > 1 and inner * size % 8):
         return leaf
     words = width * size // 8
-    as_longs = as_words(leaf.words, torch.empty(0, dtype=torch.int64, device="cpu"))
-    return Leaf(as_longs, (words, words, k, inner * size // 8, zero))
+    int64_words = as_words(leaf.words, torch.empty(0, dtype=torch.int64, device="cpu"))
+    return Leaf(int64_words, (words, words, k, inner * size // 8, zero))
 
 
 class StepWriter:
@@ -306,7 +307,7 @@ class StepWriter:
         `flags`: indices of `terminated` and `truncated` in `rest`.
         """
         self._rings = rings
-        leaves = [[_widen(leaf) for leaf in group] for group in (obs, rest, next_obs)]
+        leaves = [[_use_int64_words(leaf) for leaf in group] for group in (obs, rest, next_obs)]
         obs_words, rest_words, next_words = (tuple(leaf.words for leaf in group) for group in leaves)
         self._words = obs_words, obs_words, rest_words
         self._is_widened = any(

@@ -174,13 +174,13 @@ class Prioritized(Sampler):
         if done is not None and done[0] < 0:
             return done[1]
         values, mass = self.accept(priority, len(slots))
-        is_gone = slots < 0
+        is_skipped = slots < 0
         largest = self._largest
         if len(values):
-            largest = self._max_priority_with(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
-        leaves, masses = slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0)
+            largest = self._max_priority_with(as_numpy_if_cpu(values.masked_fill(is_skipped, 0.0)).max())
+        leaves, masses = slots.masked_fill(is_skipped, self._slots), mass.masked_fill_(is_skipped, 0.0)
         kernels.complete(partial(self._set, leaves, masses, largest))
-        stale = as_numpy_if_cpu(is_gone).sum()
+        stale = as_numpy_if_cpu(is_skipped).sum()
         return stale if isinstance(stale, torch.Tensor) else int(stale)
 
     def _max_priority_with(self, largest: Any) -> Any:
@@ -206,11 +206,11 @@ class Prioritized(Sampler):
         self._largest = 1.0
 
     def on_recover(self) -> None:
-        self._check_numbers()
+        self._check_largest_and_counts()
         ring, leaves = self._ring, self.tree.leaves_view()
-        slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
+        slots, is_drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
         has_mass = (slots > 0) | (self.eps == 0)
-        slots.copy_(torch.where(drawable, torch.where(has_mass, slots, self.mass(self._largest)), 0.0))
+        slots.copy_(torch.where(is_drawable, torch.where(has_mass, slots, self.mass(self._largest)), 0.0))
         leaves[-1] = 0.0
         self.tree.rebuild()
 
@@ -220,7 +220,7 @@ class Prioritized(Sampler):
         state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": draws}
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # `state` also makes tensors of numbers, for every batch
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`, which makes new tensors in every call
         return (self.tree.leaves_view(),) if self.is_ours else ()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -257,19 +257,19 @@ class Prioritized(Sampler):
         ring, leaves = self._ring, self.tree.leaves_view()
         require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
         slots, unused_mass = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
-        drawable = ring.kind == TRANSITION
+        is_drawable = ring.kind == TRANSITION
         require_all(slots.isfinite() & (slots >= 0), "priority", "a finite number of at least 0", slots)
-        require_all(drawable | (slots == 0), "priority", "0 where there is no transition", slots)
-        may_be_zero = ~drawable | (self.eps == 0)
+        require_all(is_drawable | (slots == 0), "priority", "0 where there is no transition", slots)
+        may_be_zero = ~is_drawable | (self.eps == 0)
         require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
         require(unused_mass == 0, "priority of no row", 0, float(unused_mass))
-        self._check_numbers()
+        self._check_largest_and_counts()
         error = self.tree.check()
         require(
             error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
         )
 
-    def _check_numbers(self) -> None:
+    def _check_largest_and_counts(self) -> None:
         """Verify the largest priority and the counts, which may come from a file."""
         largest, draws = float(self._numbers[0]), float(self._numbers[1])
         require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
@@ -279,12 +279,12 @@ class Prioritized(Sampler):
     # For shards of a distributed buffer, and for adapters
 
     def total(self) -> tuple[float, int]:
-        """Return the total mass m · 2^e as (m, e): the sum of large priorities may exceed float64."""
+        """Return the total mass as (mantissa, exponent) of base 2: a sum of large priorities may exceed float64."""
         total = float(self.tree.total())
         if math.isfinite(total):
             return math.frexp(total)
-        m, e = math.frexp(float((self.tree.leaves_view() * 2.0**-64).sum()))
-        return m, e + 64
+        mantissa, exponent = math.frexp(float((self.tree.leaves_view() * 2.0**-64).sum()))
+        return mantissa, exponent + 64
 
     def smallest(self) -> float:
         """Return the smallest mass above zero; infinity without one."""
@@ -354,7 +354,7 @@ class _DevicePrioritized(Prioritized):
         ring = self._ring
         self._where = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
         if self.normalize == "global":
-            self.tree.smallest()  # from now on the tree maintains its minima
+            self.tree.smallest()  # makes the tree maintain its minima from now on
 
     @property
     def _largest(self) -> Any:

@@ -179,7 +179,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
         if bad.any():
             got, remedy = f"slot {int(slots[bad][0])}", "Choose among storage.stored(), or with storage.draw."
             raise SchemaError(explain(where, "slots of stored transitions", got, remedy))
-    return slots.contiguous()[:], weight  # a new object: the backend's cache of the last draw must not match it
+    return slots.contiguous()[:], weight  # a new object: the backend recognises its last draw by identity
 
 
 def _is_allowed_count(length: int, count: int, may_be_fewer: bool) -> bool:

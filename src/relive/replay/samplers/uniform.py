@@ -51,15 +51,17 @@ class Recent(Sampler):
         self._envs = torch.arange(self._ring.num_envs, device=device)
 
     def sample(self, count: int) -> Choice:
-        slots, up_to = self._newest_slots(self._row_ages)
-        if up_to.is_cpu and not up_to[-1]:  # these rows hold no transition (see `Ring.exclude`): search all
-            slots, up_to = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
-        return slots[torch.searchsorted(up_to, self.rng.below(up_to[-1], count), right=True)], None
+        slots, running_count = self._newest_slots(self._row_ages)
+        if (
+            running_count.is_cpu and not running_count[-1]
+        ):  # these rows hold no transition (see `Ring.exclude`): search all
+            slots, running_count = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
+        return slots[torch.searchsorted(running_count, self.rng.below(running_count[-1], count), right=True)], None
 
     def _newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slots of rows of these ages, and the running number of transitions in the window."""
+        """Return the slots of the rows of these ages, and a running count of the transitions among them."""
         ring = self._ring
-        rows = ring.newest_rows() - ages  # shape [rows, N], the newest row first
+        rows = ring.newest_rows() - ages  # [rows, N], the newest rows first
         slots = ring.flat_slots(rows.clamp(min=0), self._envs)
         drawable = (rows >= ring.floor) & (ring.kind_at(slots) == TRANSITION)
         drawable &= drawable.cumsum(0) <= self.window
@@ -99,7 +101,7 @@ class WithoutReplacement(Sampler):
         slots, remaining_ids = self._take_stored(self._remaining_ids, count)
         if len(slots) < (count if self.drop_last else 1):
             slots, remaining_ids = self._take_stored(self.storage.ids(shuffled(self.storage.stored(), self.rng)), count)
-        self._remaining_ids = remaining_ids  # one assignment: Ctrl-C cannot come between two
+        self._remaining_ids = remaining_ids  # a single assignment, which Ctrl-C cannot leave half done
         return slots, None
 
     def _take_stored(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,8 +122,8 @@ class WithoutReplacement(Sampler):
         require_all(~is_cleared, "epoch", "rows since the last clear", remaining_ids)
         is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=remaining_ids.device)
         is_next[slots[slots >= 0]] = True
-        num_repeated = int((slots >= 0).sum() - is_next.sum())
-        require(not num_repeated, "epoch", "every row once", f"{num_repeated} rows twice")
+        num_rows_twice = int((slots >= 0).sum() - is_next.sum())
+        require(not num_rows_twice, "epoch", "every row once", f"{num_rows_twice} rows twice")
 
     def on_recover(self) -> None:
         self._remaining_ids = self._remaining_ids[self._ring.locate(self._remaining_ids)[0] >= 0]
@@ -186,7 +188,7 @@ class NewFirst(Sampler):
         # A sequence is followed by at most two rows without a transition.
         width = min(max_rows * (length + 2) + 3, ring.slots)
         place = torch.arange(width, device=begin.device).unsqueeze(1)
-        slots = ring.flat_slots(begin + place, self._envs)  # [width, N]: the next rows of every environment
+        slots = ring.flat_slots(begin + place, self._envs)  # the next rows of every environment [width, N]
         is_written = begin + place <= ring.newest_rows()
         is_ready, steps = self._find_ready(slots, is_written, place)
         places = torch.where(is_ready, place, width).view(-1)
@@ -213,8 +215,8 @@ class NewFirst(Sampler):
         # The next row without a step: the episode ends there, or the next step was not added yet.
         stop = torch.where(is_step, width, place).flip(0).cummin(0).values.flip(0)
         ends = torch.cat([is_written & (kind != PENDING), torch.zeros_like(is_written[:1])])
-        is_whole = (stop - place >= length) | ends.gather(0, stop)
-        return is_start & is_whole, (stop - place).clamp(max=length)
+        is_complete = (stop - place >= length) | ends.gather(0, stop)
+        return is_start & is_complete, (stop - place).clamp(max=length)
 
     def on_recover(self) -> None:
         self._first_new_rows.copy_(torch.minimum(self._first_new_rows.clamp(min=0), self._ring.head))
@@ -233,8 +235,8 @@ class NewFirst(Sampler):
 
     def check(self) -> None:
         """Verify that no row was returned as new before it was written."""
-        is_right = (self._first_new_rows >= 0) & (self._first_new_rows <= self._ring.head)
-        require_all(is_right, "rows that were shown", "a row of 0 to the head", self._first_new_rows)
+        is_valid = (self._first_new_rows >= 0) & (self._first_new_rows <= self._ring.head)
+        require_all(is_valid, "rows that were shown", "a row of 0 to the head", self._first_new_rows)
 
 
 @dataclass(unsafe_hash=True)
@@ -253,7 +255,7 @@ class Counted(Sampler):
 
     sampler: Sampler = field(default_factory=Uniform)
 
-    independent = False  # not independent: a repeated draw would be counted twice
+    independent = False  # a repeated draw would be counted twice
     keeps_state_in_memory = True
 
     def __post_init__(self) -> None:
@@ -289,7 +291,7 @@ class Counted(Sampler):
         slots, changed = self.storage.changed_slots()
         if changed is None:
             self._counts[slots] = 0
-        else:  # a slot may be listed twice, once as changed and once as unchanged
+        else:  # a slot may occur twice: as changed and as unchanged
             self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
         if self._inner.follows_writes:
             self._inner.after_write()
@@ -305,7 +307,7 @@ class Counted(Sampler):
     def state(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.state()}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`: the inner sampler may be a user's
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # does not call `state`: the inner sampler may be a user's
         return self._counts, *self._inner.own_arrays()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -319,6 +321,6 @@ class Counted(Sampler):
     def check(self) -> None:
         """Verify that only transitions have a count above 0."""
         require(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
-        is_right = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
-        require_all(is_right, "count of draws", "0, or more for a transition", self._counts)
+        is_valid = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
+        require_all(is_valid, "count of draws", "0, or more for a transition", self._counts)
         self._inner.check()

@@ -104,6 +104,6 @@ class ReplayDataset(_OriginalReplayDataset):
     def __iter__(self) -> Iterator[TensorDict]:
         worker = get_worker_info()
         if worker is not None and self._process != os.getpid() and isinstance(self.buffer, ReplayBuffer):
-            self._process = os.getpid()  # once per worker, which may be iterated again
+            self._process = os.getpid()  # only once per worker process, which may iterate several times
             self.buffer.draw_from_copy(worker.seed)
         yield self.buffer.sample(self.batch_size)

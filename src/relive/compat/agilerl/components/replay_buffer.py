@@ -50,9 +50,8 @@ class ReplayBuffer(_OriginalReplayBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = (
-            0 if max_size == 0 else check_positive_int("max_size", max_size)
-        )  # 0: a subclass stores the rows
+        # max_size is 0 for a subclass that stores the rows itself.
+        self.max_size = 0 if max_size == 0 else check_positive_int("max_size", max_size)
         self.device = device
         self.dtype = dtype
         self.counter = 0
@@ -156,14 +155,14 @@ class ReplayBuffer(_OriginalReplayBuffer):
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
             core = self._new_core(fields, self._next_seed())
         placeholder_rows = torch.zeros(2, count, device=core.device)
-        no_flags = torch.zeros(count, dtype=torch.bool, device=core.device)
+        all_false = torch.zeros(count, dtype=torch.bool, device=core.device)
         unused = {
             "obs": placeholder_rows[0],
             "reward": placeholder_rows[0],
             "next_obs": placeholder_rows[1],
-            "terminated": no_flags,
+            "terminated": all_false,
         }
-        core.extend({**unused, "truncated": no_flags, "action": rows})
+        core.extend({**unused, "truncated": all_false, "action": rows})
         self.core, self._fields = core, fields
         self._written += count
         self.counter += count
@@ -286,9 +285,9 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
     def _sum_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
         """Return the oldest step with the summed reward, and the done and next observation of the last summed step."""
         rewards = (step[self.reward_key] for step in reversed(steps))
-        total, *earlier = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
+        total, *earlier_rewards = (reward if reward.is_floating_point() else reward.float() for reward in rewards)
         last_fields = {key: steps[-1][key] for key in (done_key, self.ns_key)}
-        for step, reward in zip(reversed(steps[:-1]), earlier, strict=True):
+        for step, reward in zip(reversed(steps[:-1]), earlier_rewards, strict=True):
             ended = step[done_key].bool().reshape(len(step), -1).any(1)
             if ended.any():
                 total = total.masked_fill(_broadcast_flags(ended, total), 0)
@@ -363,7 +362,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priorities", f"{len(index)} numbers", len(clamped_priorities), remedy))
         if len(index):
-            if self._before:  # ids from before the last clear() become negative
+            if self._before:  # ids issued before the last clear() become negative
                 index, clamped_priorities = index[index >= 0], clamped_priorities[index >= 0]
             self._require_rows().update_priority(index, clamped_priorities)
 

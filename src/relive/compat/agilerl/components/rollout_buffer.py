@@ -88,11 +88,11 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
 
     def _allocate(self) -> None:
         self.core = self._new_rollout()
-        blank = self.core.columns[0].clone()
-        blank["action_masks"].fill_(True)
-        self._default_values = {name: blank[name] for name in self._extra()}
+        default_row = self.core.columns[0].clone()
+        default_row["action_masks"].fill_(True)
+        self._default_values = {name: default_row[name] for name in self._extra()}
         """Default values of the optional arguments of `add`."""
-        self._no_flags = blank["truncated"]
+        self._no_flags = default_row["truncated"]
         self._show_memory()
 
     def _extra(self) -> dict[str, Any]:
@@ -266,8 +266,8 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             settings = {"gamma": self.gamma, "lam": self.gae_lambda}
             advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
         else:
-            no_flags = torch.zeros_like(ended)
-            return_ = rl.discounted_return(reward, ended, no_flags, gamma=self.gamma, last_value=last)
+            all_false = torch.zeros_like(ended)
+            return_ = rl.discounted_return(reward, ended, all_false, gamma=self.gamma, last_value=last)
             advantage = return_ - value
         self.buffer["advantages"][:steps] = advantage.roll(self._oldest_row, 0)
         self.buffer["returns"][:steps] = return_.roll(self._oldest_row, 0)
@@ -312,8 +312,8 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             self.core.take_back(self._num_steps)
             return self.core
         rows, ordered_rollout = self.core.columns, self._new_rollout()
-        in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
-        ordered_rollout.columns.update_(in_time)
+        rows_in_order: Any = torch.cat([rows[oldest:], rows[:oldest]])
+        ordered_rollout.columns.update_(rows_in_order)
         ordered_rollout.take_back(self.capacity)
         return ordered_rollout
 
@@ -367,14 +367,14 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
         self.reset()
         self.__dict__.update(state)
-        saved_buffer, fault = state.get("buffer"), ""
+        saved_buffer, problem = state.get("buffer"), ""
         if not isinstance(saved_buffer, TensorDict):
-            fault = "the state has no TensorDict of steps"
+            problem = "the state has no TensorDict of steps"
         elif saved_buffer.batch_size != (self.capacity, self.num_envs):
             expected = torch.Size([self.capacity, self.num_envs])
-            fault = f"expected batch_size {expected}, got {saved_buffer.batch_size}"
-        if fault:
-            warnings.warn(f"Unpickling: {fault}. The buffer starts empty.", stacklevel=2)
+            problem = f"expected batch_size {expected}, got {saved_buffer.batch_size}"
+        if problem:
+            warnings.warn(f"Unpickling: {problem}. The buffer starts empty.", stacklevel=2)
             saved_buffer = None
         if "observation_space" not in state or "action_space" not in state:
             message = "Unpickling: the observation or action space is missing. This buffer cannot store steps."

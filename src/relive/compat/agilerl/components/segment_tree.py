@@ -17,7 +17,7 @@ _OriginalMinSegmentTree: Any = original_class("components.segment_tree", "MinSeg
 
 
 class SegmentTree(_OriginalSegmentTree):
-    """`operation` over ranges of `capacity` leaves, all `init_value` at first.
+    """Computes `operation` over ranges of `capacity` leaves, which are `init_value` at first.
 
     `tree` is the heap `[2 · capacity]`: node i is the operation of nodes 2i and 2i + 1, and the leaves come last.
     """

@@ -45,7 +45,7 @@ class OverwrittenObs:
 
 
 class ReusedObs:
-    """Finds the first step of a rollout buffer whose `obs` has the address of the previous `obs` and other numbers.
+    """Finds the first step of a rollout buffer whose `obs` has the address of the previous `obs`, but other values.
 
     The environment writes its observations into the same memory, so `add` may have stored the next observation.
     """

@@ -194,7 +194,7 @@ class ReplayBuffer:
     def clear(self) -> None:
         """Remove every transition."""
         self._num_written = 0
-        self._seed += 1  # other draws than before
+        self._seed += 1  # draws after `clear` differ from earlier ones
         self._replace_core(self._core.columns["action"].dtype)  # core.clear() would not return to row 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class RolloutBuffer(SingleAgentRollout):
         action_dtype: torch.dtype | int | None = None, device: torch.device | str = "cpu",
         num_privileged_obs: int = 0, privileged_obs_shape: Spec | None = None, *, seed: int | None = None,
     ) -> None:  # fmt: skip
-        if isinstance(action_shape, str | torch.device):  # the documented order: device, num_privileged_obs
+        if isinstance(action_shape, str | torch.device):  # documented argument order: …, device, num_privileged_obs
             device, action_shape = action_shape, None
         if isinstance(action_dtype, int):
             num_privileged_obs, action_dtype = action_dtype, None

@@ -31,7 +31,7 @@ def plain_spec(spec: Any) -> Any:
 
 def list_leaves(where: str, tree: Any, value: Any) -> list[Any]:
     """List the leaves of `value` in the order of `tree`, which has the same structure; the leaves of None are None."""
-    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:  # fast path of `add`
+    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:  # fast path for `add` with a single tensor
         return [value]
     if not is_tree(tree):
         if is_tree(value):
@@ -65,7 +65,7 @@ def convert_dones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
         tensor = as_tensor(where, tensor, device).to(device)
     if tensor.dtype == torch.bool or not tensor.is_cpu:
         return tensor
-    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:  # for few numbers a set is faster
+    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:  # for few numbers, comparing sets is faster
         is_valid = _VALID_DONES.issuperset(tensor.tolist())
     else:
         numbers = tensor.numpy()

@@ -124,10 +124,10 @@ def observation_to_tensor(observation: Any, device: torch.device | str, dtype: t
 def observation_to_device(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """Move an observation to `device`; only floats are cast to `dtype`. None stays None."""
 
-    def move(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def to_target(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(device, dtype if tensor.is_floating_point() else None)
 
-    return _map(move, observation)
+    return _map(to_target, observation)
 
 
 def stack_observations(observations: list[Any]) -> Any:

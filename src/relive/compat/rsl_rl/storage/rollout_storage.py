@@ -122,7 +122,7 @@ class RolloutStorage(Stepped, PicklableBuffer):
         self._bind_memory()
 
     def _layout(self, late: dict[str, rl.Field]) -> tuple[partial[rl.RolloutBuffer], list[str]]:
-        """Return a function that makes a core with these late fields, and the names of all fields of a step."""
+        """Return a function that makes a core with these further fields, and the names of all fields of a step."""
         action = rl.Field(self.actions_shape)
         if self.training_type == "rl":
             extra_fields, step_fields = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
@@ -293,11 +293,11 @@ def _numbered_fields(rows: Any, prefix: str) -> list[torch.Tensor]:
     return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
 
 
-def _minibatch_size(noun: str, total: int, num_mini_batches: int) -> int:
+def _minibatch_size(unit: str, total: int, num_mini_batches: int) -> int:
     """Return the size of each of `num_mini_batches` equal minibatches."""
     if num_mini_batches < 1 or total < num_mini_batches:
         remedy = "Add transitions first." if not total else "Pass fewer mini-batches."
-        raise SchemaError(explain("num_mini_batches", f"1 to {total} ({noun})", num_mini_batches, remedy))
+        raise SchemaError(explain("num_mini_batches", f"1 to {total} ({unit})", num_mini_batches, remedy))
     return total // num_mini_batches
 
 
