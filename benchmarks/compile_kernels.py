@@ -230,6 +230,7 @@ def make_table(rows: Sequence[Usage]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, and print a line of JSON per variant and target."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_kernels")
+    parser.add_argument("--list", action="store_true", help="print the kernel of every variant, and compile nothing")
     parser.add_argument("--page", type=Path, help="a file for the table")
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all of them")
     parser.add_argument("--kernel", default="", help="only kernels whose name contains this")
@@ -242,6 +243,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import triton
 
     print(f"Triton {triton.__version__}", file=sys.stderr)
+    if chosen.list:
+        print("\n".join(variant.kernel.__name__ for variant in variants()))
+        return 0
     options = {} if chosen.max_registers is None else {"maxnreg": chosen.max_registers}
     rows = []
     for variant in variants():

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compile_kernels import variants
 from tests.kernels.compiling.test_variants import ROOT, compile_kernels, read_rows
 
 FOLDER = ROOT / "build" / "triton"
@@ -33,5 +32,8 @@ def test_every_variant_compiles(version: str, tmp_path: Path) -> None:
         pytest.skip(f"Triton {version} is not in {FOLDER}: make tritons downloads it")
     done = compile_kernels("--target", "sm_90", "--may-spill", cache=tmp_path, triton=FOLDER / version)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [row.kernel for row in read_rows(done.stdout)] == [variant.kernel.__name__ for variant in variants()]
+    # A process of its own lists them: under Triton's interpreter, as here, launches differ.
+    expected = compile_kernels("--list", cache=tmp_path).stdout.split()
+    assert len(expected) > 40
+    assert [row.kernel for row in read_rows(done.stdout)] == expected
     assert f"Triton {version}" in done.stderr
