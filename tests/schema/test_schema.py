@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import relive as rl
 from relive import Carry, Field, SchemaError
 from relive.schema.fields import Schema, declare
 
@@ -89,3 +90,20 @@ def test_other_keys_than_the_declared_ones_are_refused(value: Any) -> None:
     schema = Schema({"obs": {"b": Field(1), "a": Field(1)}})
     with pytest.raises(SchemaError, match=r"^obs: expected the keys \['a', 'b'\], got"):
         schema.flatten("obs", value)
+
+
+@pytest.mark.parametrize("extra", ["x", [1], 5], ids=["text", "list", "int"])
+def test_extra_fields_that_are_no_dict_are_refused(extra: Any) -> None:
+    for make in (
+        lambda: rl.ReplayBuffer(4, 1, 1, extra=extra),
+        lambda: rl.RolloutBuffer(4, 1, obs=1, action=1, extra=extra),
+        lambda: rl.DistillationBuffer(4, 1, 1, extra=extra),
+    ):
+        with pytest.raises(rl.SchemaError, match="extra: expected a dict of fields by name, got"):
+            make()
+
+
+def test_attached_tensors_that_are_no_dict_are_refused() -> None:
+    rollout = rl.RolloutBuffer(4, 1, obs=1, action=1)
+    with pytest.raises(rl.SchemaError, match="attach: expected a dict of tensors by name, got int"):
+        rollout.attach(5)  # pyright: ignore[reportArgumentType]

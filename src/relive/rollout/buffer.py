@@ -34,7 +34,7 @@ from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
-from relive.schema.checks import check_positive_int
+from relive.schema.checks import check_positive_int, type_name
 from relive.schema.fields import (
     Declaration,
     Path,
@@ -321,6 +321,9 @@ class RolloutBuffer(StateDictMixin):
         They may include a `value` or `log_prob` that was not passed to `add`. Adding another step removes them.
         """
         with self._lock:
+            if by_name is not None and not hasattr(by_name, "items"):
+                got, remedy = type_name(by_name), "Pass a dict, or keyword arguments."
+                raise SchemaError(explain("attach", "a dict of tensors by name", got, remedy))
             trees = [*({} if by_name is None else by_name).items(), *fields.items()]
             complete(partial(self._storage.attach, attachable_leaves(trees, self._storage)))
 

@@ -15,7 +15,7 @@ import torch
 
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.schema.checks import check_available, check_choice, check_int, check_keys
+from relive.schema.checks import check_available, check_choice, check_int, check_keys, type_name
 from relive.schema.suggestions import NAME_PATTERN, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
@@ -449,7 +449,9 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
 
 
 def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> None:
-    """Raise if an extra field has a name that the buffer itself uses."""
+    """Raise unless `extra` is a dict of fields whose names the buffer itself does not use."""
+    if not isinstance(extra, Mapping):
+        raise SchemaError(explain("extra", "a dict of fields by name", type_name(extra), 'Pass {"name": shape}.'))
     for name in extra:
         if name in reserved:
             expected = f"other names than {', '.join(sorted(reserved))}, which are reserved"
