@@ -65,7 +65,7 @@ def test_a_tree_of_float32_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with rl.kernels.force_torch():
         tree: PriorityTree = priority_tree(1 << 17, CPU)
-    monkeypatch.setattr(type(tree), "_renew", narrow)
+    monkeypatch.setattr(type(tree), "_recompute_sums", narrow)
     monkeypatch.setattr(type(tree), "rebuild", lambda tree: narrow(tree, torch.arange(len(tree._blocks))))
     assert numbers.drift(tree, 100_000) > 1e-9
 
