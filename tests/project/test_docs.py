@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -31,6 +33,14 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
     names: dict[str, Any] = {"__name__": "page"}
     for number, block in enumerate(PAGES[page], 1):
         exec(compile(block, f"docs/{page}, block {number}", "exec", dont_inherit=True), names)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs relive[docs]")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "reference" / "index.html").stat().st_size > 0
 
 
 def public_names(module: str) -> set[str]:

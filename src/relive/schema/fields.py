@@ -90,12 +90,7 @@ class Field:
 
 @dataclass(frozen=True, init=False)
 class Carry(Field):
-    """A field that sequences return only at their start: the hidden state of a recurrent policy.
-
-    Args:
-        shape: the shape in one environment, an int for one axis.
-        dtype: a dtype of torch or numpy.
-    """
+    """A field that sequences return only at their start: the hidden state of a recurrent policy."""
 
     def settings(self) -> list[Any]:
         return [1]  # part of the format: formerly the number of steps between two stored states
