@@ -131,6 +131,13 @@ class TestRows:
             triton.check()
             assert_same_batches(native, triton, views_of(shape))
 
+    def test_views_read_by_torch_ops_see_rows_that_were_written_between_two_batches(self) -> None:
+        native, triton = pair(SHAPES["floats"])
+        for seed in range(3):
+            play([native, triton], seed=seed, length=6)
+            assert_same_batches(native, triton, [rl.Window(obs=(-1, 0))])
+            triton.check()
+
     @pytest.mark.thorough
     @pytest.mark.usefixtures("_small_programs")
     def test_a_write_is_the_same_in_every_order_of_programs(self) -> None:

@@ -23,65 +23,25 @@ from relive.schema.fields import Stacked
 from relive.schema.invariants import require, require_all
 
 
-class TorchBackend(Backend):
-    """Writes and reads rows with torch ops; only `len`, `stored` and `check` synchronise.
-
-    Tables of all slots replace several launches per batch. Each table is built when first needed and then updated by
-    writes.
-    """
+class DeviceBackend(Backend):
+    """Rows on a device that the host must not wait for; the base class of backends with torch ops and with Triton."""
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self._is_host = rows.device.type == "cpu"
-        """Whether the rows are on the CPU, where reading a result needs no synchronisation."""
-        self.counter = ContinuityCounter(is_on=self._is_host)
+        self.counter = ContinuityCounter(is_on=False)
         """Counts of continued and cut steps."""
         self.is_empty = True
         """Whether nothing was written since the last clear, known without synchronising."""
-        self._host_counts = as_numpy_if_cpu(rows.ring.count)
-        self._written: list[WrittenStep] = []
-        self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
-        self._last_draw: tuple[torch.Tensor, torch.Tensor, int] | None = None
-        """Slots of the last draw, their entries in the index, and torch's version counter of the slots."""
-        self._row_table: torch.Tensor | None = None
-        """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
-        self._tree: PriorityTree | None = None
+        self._counts = as_numpy_if_cpu(rows.ring.count)
+        """The ring's number of transitions per environment."""
         self._rows_left = MAX_ID // self.num_envs
         """Minimum number of rows per environment until ids exceed int64."""
-
-    def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        then: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._use_rows(1 if steps is None else steps)
-        leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
-        writer = TorchWriter(self.rows, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
-        complete(partial(self._write, writer, self.counter.stats, then))
-        if writer.write_error is not None:
-            raise writer.write_error
-        if self.counter.is_on:
-            self.warning = self.counter.next_warning(self.counter.stats)
 
     def _use_rows(self, steps: int) -> None:
         """Subtract the rows of `steps` steps from the remaining ids; raises if they do not suffice."""
         if self._rows_left < MAX_ROWS_PER_STEP * steps:
             self._rows_left = self.ring.require_rows_left(steps)
         self._rows_left -= MAX_ROWS_PER_STEP * steps
-
-    def _write(self, writer: TorchWriter, stats: ContinuityStats, then: Callable[[], None] | None) -> None:
-        """Perform a write; called again after an interruption, it continues."""
-        is_first_attempt, writer.is_first_attempt = writer.is_first_attempt, False
-        self._written = writer.write()
-        if writer.write_error is not None:
-            return
-        self._last_draw, self.counter.stats, self.is_empty = None, stats + writer.counted, False
-        if is_first_attempt:
-            self._uniform_index.follow(self._written)
-            self._renew_row_table()
-        else:
-            self._forget_tables()
-        if then is not None:
-            then()
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         # A device writes repeated slots in any order: every row takes the values of the last row for its slot. A row
@@ -101,6 +61,80 @@ class TorchBackend(Backend):
 
         complete(change)
 
+    def clear(self) -> None:
+        super().clear()
+        self.is_empty = True
+
+    def refresh(self) -> None:
+        self.is_empty = not bool((self.ring.head > self.ring.floor).any())
+        self._rows_left = self.ring.rows_left()
+
+    def late_warnings(self) -> Iterator[str]:
+        if not self.counter.is_on and self.rows.has_values:
+            stats = stored_continuity(self.rows)
+            while (message := self.counter.next_warning(stats)) is not None:
+                yield message
+
+    def __len__(self) -> int:
+        return int(self._counts.sum())
+
+    def check(self) -> None:
+        super().check()
+        if self.rows.has_values:
+            self._check_is_empty(bool((self.ring.head > self.ring.floor).any()))
+
+    def _check_is_empty(self, has_rows: bool) -> None:
+        require(self.is_empty != has_rows, "is_empty", f"{not has_rows}, as the heads show", self.is_empty)
+
+
+class TorchBackend(DeviceBackend):
+    """Writes and reads rows with torch ops; only `len`, `stored` and `check` synchronise.
+
+    Tables of all slots replace several launches per batch. Each table is built when first needed and then updated by
+    writes.
+    """
+
+    def __init__(self, rows: RowStorage) -> None:
+        super().__init__(rows)
+        self._is_host = rows.device.type == "cpu"
+        """Whether the rows are on the CPU, where reading a result needs no synchronisation."""
+        self.counter.is_on = self._is_host
+        self._written: list[WrittenStep] = []
+        self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
+        self._last_draw: tuple[torch.Tensor, torch.Tensor, int] | None = None
+        """Slots of the last draw, their entries in the index, and torch's version counter of the slots."""
+        self._row_table: torch.Tensor | None = None
+        """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
+        self._tree: PriorityTree | None = None
+
+    def write(
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._use_rows(1 if steps is None else steps)
+        leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
+        writer = TorchWriter(self.rows, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
+        complete(partial(self._write, writer, self.counter.stats, then))
+        if writer.write_error is not None:
+            raise writer.write_error
+        if self.counter.is_on:
+            self.warning = self.counter.next_warning(self.counter.stats)
+
+    def _write(self, writer: TorchWriter, stats: ContinuityStats, then: Callable[[], None] | None) -> None:
+        """Perform a write; called again after an interruption, it continues."""
+        is_first_attempt, writer.is_first_attempt = writer.is_first_attempt, False
+        self._written = writer.write()
+        if writer.write_error is not None:
+            return
+        self._last_draw, self.counter.stats, self.is_empty = None, stats + writer.counted, False
+        if is_first_attempt:
+            self._uniform_index.follow(self._written)
+            self._renew_row_table()
+        else:
+            self._forget_tables()
+        if then is not None:
+            then()
+
     def continuity(self) -> ContinuityStats:
         """Return the continuity statistics of the steps written by this object."""
         return self.counter.stats
@@ -113,18 +147,10 @@ class TorchBackend(Backend):
     def clear(self) -> None:
         super().clear()
         self._forget_tables()
-        self.is_empty = True
 
     def refresh(self) -> None:
+        super().refresh()
         self._forget_tables()
-        self.is_empty = not bool((self.ring.head > self.ring.floor).any())
-        self._rows_left = self.ring.rows_left()
-
-    def late_warnings(self) -> Iterator[str]:
-        if not self.counter.is_on and self.rows.has_values:
-            stats = stored_continuity(self.rows)
-            while (message := self.counter.next_warning(stats)) is not None:
-                yield message
 
     def _forget_tables(self) -> None:
         self._uniform_index.forget()
@@ -148,9 +174,6 @@ class TorchBackend(Backend):
             self._row_table = torch.stack([slots, self.ring.after(slots), self.ring.ids()])
         return self._row_table
 
-    def __len__(self) -> int:
-        return int(self._host_counts.sum())
-
     @property
     def maybe_empty(self) -> bool:
         return not len(self) if self._is_host else self.is_empty
@@ -168,14 +191,11 @@ class TorchBackend(Backend):
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:
-        slots, changed = self.changed_slots()
+        slots, _ = self.changed_slots()
         # float64: torch.where of two Python numbers would be float32, which overflows and underflows.
         if not isinstance(mass, torch.Tensor):
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
-        masses = mass * (self.ring.kind_at(slots) == TRANSITION)
-        if changed is not None:  # unchanged slots write to the unused leaf
-            slots, masses = torch.where(changed, slots, self.ring.size), masses * changed
-        self.tree().set(slots, masses)
+        self.tree().set(slots, mass * (self.ring.kind_at(slots) == TRANSITION))
 
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.stores_next_obs:
@@ -214,14 +234,10 @@ class TorchBackend(Backend):
         super().check()
         if not self.rows.has_values:
             return
-        ring = self.ring
-        self._check_is_empty(bool((ring.head > ring.floor).any()))
         self._uniform_index.check()
         if self._row_table is not None:
-            require_all(self._row_table[2] == ring.ids(), "ids of slots", "the ids of the rows", self._row_table[2])
-
-    def _check_is_empty(self, has_rows: bool) -> None:
-        require(self.is_empty != has_rows, "is_empty", f"{not has_rows}, as the heads show", self.is_empty)
+            ids = self._row_table[2]
+            require_all(ids == self.ring.ids(), "ids of slots", "the ids of the rows", ids)
 
 
 class UniformIndex:

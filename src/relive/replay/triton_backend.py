@@ -9,7 +9,6 @@ import torch
 
 from relive import lazy
 from relive.kernels import complete
-from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import RowDrawer, group_totals
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.read import AT_FIRST, AT_LAST, AT_NEXT, AT_ROW, RowReader, Source
@@ -34,13 +33,13 @@ from relive.replay.read_plan import (
 )
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.prioritized import is_capturing
-from relive.replay.torch_backend import TorchBackend
+from relive.replay.torch_backend import DeviceBackend
 from relive.schema.assembly import assemble
 from relive.schema.fields import Field, Stacked
 from relive.schema.invariants import require_all
 
 
-class TritonBackend(TorchBackend):
+class TritonBackend(DeviceBackend):
     """Writes and reads rows with Triton kernels: one launch per write of any number of steps, two per uniform sample.
 
     Writes, draws and reads do not synchronise. Plans without a kernel are read with torch ops. Under Triton's
@@ -50,7 +49,6 @@ class TritonBackend(TorchBackend):
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self.counter.is_on = False
         self._rings = rings = ring_arguments(rows)
         self._totals = group_totals(rows.ring.count)
         """Number of transitions per group of environments, for draws; updated by writes."""
@@ -69,6 +67,7 @@ class TritonBackend(TorchBackend):
             rings, obs, nexts, other_leaf_tensors, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
             flags=(terminated, truncated), next_step=rows.next_step,
         )  # fmt: skip
+        self._tree: TritonTree | None = None
         self._tracks_changes = False
         self._changed_slots: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -123,7 +122,7 @@ class TritonBackend(TorchBackend):
     def draw(self, count: int, random: Any) -> torch.Tensor:
         return self._drawer.draw(random.numbers, count)
 
-    def tree(self) -> PriorityTree:
+    def tree(self) -> TritonTree:
         if self._tree is None:
             self._tree = TritonTree(self.ring.kind.numel() + 1, self.device)
         return self._tree
