@@ -134,7 +134,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         age = ages[last]
         if replay.autoreset is not AutoresetMode.NEXT_STEP:
             age = (ids % envs).bincount(minlength=envs).cumsum(0)[env] - stop
-        is_open = ring.kind_at(ring.after(slots[last])) != FINAL
+        is_open = ring.kind_at(ring.shift(slots[last])) != FINAL
         return _to_episodes(begin, stop, env, ring.first.view(-1)[slots[begin]], is_open, -age)
 
     ages = ring.newest_rows()[ids % envs] - ids // envs

@@ -47,12 +47,12 @@ class Backend:
         """Fast check of all invariants of the ring; finds a violation but does not explain it."""
 
     def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        then: Callable[[], None] | None = None,
+        self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
+        steps: int | None = None, on_complete: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`: all or nothing.
 
-        `then` is called after the rows are written; a signal cannot separate the two (see `kernels.complete`).
+        `on_complete` is called after the rows are written; a signal cannot separate the two (see `kernels.complete`).
         """
         raise NotImplementedError
 
@@ -71,9 +71,9 @@ class Backend:
         """Return the slots where the last write added or removed a transition, in order."""
         raise NotImplementedError
 
-    def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
-        """End the current episodes of these environments, or of all; then call `then`."""
-        self.ring.cut(envs, then)
+    def cut(self, envs: torch.Tensor | None, on_complete: Callable[[], None]) -> None:
+        """End the current episodes of these environments, or of all; then call `on_complete`."""
+        self.ring.cut(envs, on_complete)
 
     def clear(self) -> None:
         """Delete every row. Idempotent."""
@@ -138,7 +138,7 @@ class Backend:
 
     def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return slots and next slots [2, B] ([1, B] if next observations are stored), and the rows' ids."""
-        at = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.after(slots)])
+        at = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.shift(slots)])
         return at, self.ids(slots)
 
     def _take(
@@ -154,13 +154,13 @@ class Backend:
         """Rebuild the frame stacks at flat slots from single frames."""
         return self.rows.rebuild_stacks(leaf, slots)
 
-    def preceding(self, slots: torch.Tensor) -> torch.Tensor:
+    def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode before each row."""
-        return self.ring.preceding(slots)
+        return self.ring.count_preceding(slots)
 
-    def ahead(self, slots: torch.Tensor) -> torch.Tensor:
+    def count_following(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode after each row."""
-        return self.ring.ahead(slots)
+        return self.ring.count_following(slots)
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the ids of the rows at slots."""

@@ -217,8 +217,8 @@ class ReplayBuffer(StateDictMixin):
             ):  # flattening takes longer than the copy of a small step
                 self._write(values, (next_obs,), None if env_ids is None else self._input.envs(env_ids))
             else:
-                leaves, nexts = self._input.leaves(values, extra), self._input.next_leaves(next_obs)
-                self._write(leaves, nexts, self._input.envs(env_ids))
+                leaves, next_leaves = self._input.leaves(values, extra), self._input.next_leaves(next_obs)
+                self._write(leaves, next_leaves, self._input.envs(env_ids))
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None, *,
@@ -233,11 +233,11 @@ class ReplayBuffer(StateDictMixin):
             self._issue_warning()
         with self._lock:
             envs, mode = self._input.envs(env_ids), self.autoreset
-            leaves, nexts, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
+            leaves, next_leaves, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
             if info and self._declared.is_watching:
                 self._declared.check_info(info)
             measured = self._observers.read_measurements(info, self.storage.rows.step_shape(envs), mode)
-            self._write(leaves, nexts, envs, measured=measured)
+            self._write(leaves, next_leaves, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the next step now, before the environment overwrites them; `add` passes the rest."""
@@ -250,8 +250,8 @@ class ReplayBuffer(StateDictMixin):
             self._issue_warning()
         with self._lock:
             envs = self._input.envs(env_ids)
-            leaves, nexts, steps = self._input.block(batch)
-            self._write(leaves, nexts, envs, steps)
+            leaves, next_leaves, steps = self._input.block(batch)
+            self._write(leaves, next_leaves, envs, steps)
 
     def cut(self, env_ids: Any = None) -> None:
         """Mark the current episodes as abandoned: the next observation starts a new episode."""
@@ -325,23 +325,24 @@ class ReplayBuffer(StateDictMixin):
         return make_handle(self)
 
     def _write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        measured: Mapping[str, Any] = _NO_MEASUREMENTS, count: Callable[[], None] | None = None,
+        self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
+        steps: int | None = None, measured: Mapping[str, Any] = _NO_MEASUREMENTS,
+        count: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """Write a step or a block, then call `count`, which updates statistics that torch ops compute."""
         if self._plans_counts and count is None:
             with counting.lock:
                 count = plan_counts(self.storage.rows, self._observers, leaves, envs, steps, measured)
-                self._write(leaves, nexts, envs, steps, measured, count)
+                self._write(leaves, next_leaves, envs, steps, measured, count)
             return
         if self._counts_natively:
             self._observers.set_measurements(measured)
-        then = self.sampler.after_write if self._follows_writes else None
+        on_complete = self.sampler.after_write if self._follows_writes else None
         if count is not None or self._input.staged or self._inserted is not None:
-            then = partial(self._finish_write, then, count, self._inserted)
+            on_complete = partial(self._finish_write, on_complete, count, self._inserted)
         if self._before_write is not None:
             self._before_write(steps or 1)
-        self.storage.write(leaves, nexts, envs, steps, then)
+        self.storage.write(leaves, next_leaves, envs, steps, on_complete)
 
     def _finish_write(
         self, mark: Callable[[], None] | None, count: Callable[[], None] | None, inserted: int | None

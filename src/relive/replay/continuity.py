@@ -147,8 +147,8 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     oldest = ring.row_numbers() <= torch.maximum(ring.floor, ring.newest_rows() - ring.slots + 1)
     continues = is_step & is_step.roll(1, 0) & ~ring.first & ~oldest
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
-    final = final[is_step.view(-1)[ring.before(final)]]
-    last_steps, start = ring.before(final), ring.after(final)
+    final = final[is_step.view(-1)[ring.shift(final, -1)]]
+    last_steps, start = ring.shift(final, -1), ring.shift(final)
     flags = [flag.view(-1)[last_steps] for flag in rows.flags()]
     cut = int((~(flags[0] | flags[1])).sum())
     stats = ContinuityStats(int(continues.sum()) + cut, cut)

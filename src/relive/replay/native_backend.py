@@ -50,18 +50,18 @@ class NativeBackend(Backend):
         self._rows_left = rows.ring.rows_left()
 
     def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        then: Callable[[], None] | None = None,
+        self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
+        steps: int | None = None, on_complete: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
         if self._rows_left < MAX_ROWS_PER_STEP * count:
             self._rows_left = self.ring.require_rows_left(count)
         self._few_slots = None
         self._rows_left -= MAX_ROWS_PER_STEP * count
-        status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
+        status = self._core.write(leaves, next_leaves, envs, count, steps is not None, on_complete)
         if status >= 0:
-            leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
-            status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
+            leaves, next_leaves = self.rows.convert_step(leaves, next_leaves, envs, steps)
+            status = self._core.write(leaves, next_leaves, envs, count, steps is not None, on_complete)
             if status >= 0:
                 raise self.rows.make_misaligned_error(status)
         if status < -1:
@@ -147,10 +147,10 @@ class NativeBackend(Backend):
         self._core.stack(slots, leaf, out)
         return out
 
-    def ahead(self, slots: torch.Tensor) -> torch.Tensor:
+    def count_following(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.count_following(slots, None)
 
-    def preceding(self, slots: torch.Tensor) -> torch.Tensor:
+    def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.count_preceding(slots, None)
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:

@@ -140,13 +140,9 @@ class Ring:
         top = next_ids[slots % self.num_envs] - self.num_envs
         return top - (top - slots) % self.size
 
-    def after(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
+    def shift(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
         """Return the flat slots of the rows `steps` later."""
         return (slots + steps * self.num_envs) % self.size
-
-    def before(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the flat slots of the preceding rows."""
-        return self.after(slots, -1)
 
     def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the kind of the row at each flat slot: EMPTY, TRANSITION, FINAL, PENDING or HISTORY."""
@@ -167,24 +163,27 @@ class Ring:
         is_unissued = (ids < 0) | (row >= self.head[env]) | (inside & (kind == FINAL))
         return torch.where(inside & (kind == TRANSITION) & ~is_unissued, slots, -1), is_unissued
 
-    def ahead(self, slots: torch.Tensor) -> torch.Tensor:
+    def count_following(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode after each slot."""
         # Two copies of the ring, one after the other: episodes continue across its end.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
         return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
-    def preceding(self, slots: torch.Tensor) -> torch.Tensor:
+    def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode before each slot."""
         # A run starts with its episode, or after a row that is no longer a transition.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
         return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
-    def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `preceding` and `ahead`, limited to `before` and `after`, which are below the number of slots."""
+    def count_neighbors(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `count_preceding` and `count_following`, limited to `before` and `after` steps.
+
+        Both limits are below the number of slots.
+        """
         if before + after > _MAX_GATHERED_STEPS:  # for many steps a pass over all slots is faster
-            return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
+            return self.count_preceding(slots).clamp(max=before), self.count_following(slots).clamp(max=after)
         # Two episodes are always separated by a row that is not a transition.
-        at = self.after(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
+        at = self.shift(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
         is_step = self.kind_at(at) == TRANSITION
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
@@ -275,10 +274,10 @@ class Ring:
         self.kind.copy_(torch.where(torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
 
-    def cut(self, envs: torch.Tensor | None = None, then: Callable[[], None] | None = None) -> None:
+    def cut(self, envs: torch.Tensor | None = None, on_complete: Callable[[], None] | None = None) -> None:
         """End the open episodes of these environments, or of all, with the newest observation.
 
-        `then` is called afterwards; a signal cannot separate the two (see `kernels.complete`).
+        `on_complete` is called afterwards; a signal cannot separate the two (see `kernels.complete`).
         """
         env = self.first_ids[0] if envs is None else envs
         kind, head, is_open = self.kind.view(-1), self.head[env], self.open[env]
@@ -294,8 +293,8 @@ class Ring:
             self.resetting[env] = False
             if self.journal is not None:
                 self.journal[env] = 0
-            if then is not None:
-                then()
+            if on_complete is not None:
+                on_complete()
 
         complete(change)
 

@@ -135,7 +135,7 @@ class RowStorage:
         parts, has_started = [frames[at]], torch.zeros_like(missing)
         for _ in range(field.k - 1):
             has_started = has_started | first[at]
-            at = torch.where(has_started, at, ring.before(at))
+            at = torch.where(has_started, at, ring.shift(at, -1))
             frame = frames[at]
             parts.append(frame if field.pad == "repeat" else frame.masked_fill(add_axes(has_started, frame), 0))
         stack = torch.stack(parts[::-1], 1 + field.axis)
@@ -153,33 +153,33 @@ class RowStorage:
         lead = self.leading_shape if envs is None else (len(envs),)
         return lead if steps is None else (steps, *lead)
 
-    def can_store_directly(self, leaves: tuple[Any, ...], nexts: tuple[Any, ...]) -> bool:
+    def can_store_directly(self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...]) -> bool:
         """Whether a step of all environments can be stored without conversion."""
         fields, shapes, device = self._caller_fields, self._caller_shapes, repeat(self.device)
         if not all(map(is_converted, fields, leaves, shapes, device)):
             return False
-        for i, next_leaf in zip(self.obs_leaves, nexts, strict=True):
+        for i, next_leaf in zip(self.obs_leaves, next_leaves, strict=True):
             if not is_converted(fields[i], next_leaf, shapes[i], self.device) or ranges_overlap(leaves[i], next_leaf):
                 return False
         return True
 
     def convert_step(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
+        self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Convert all leaves of a step or a block, and the leaves of its next observations."""
         lead = self.step_shape(envs, steps)
-        obs_and_next = [leaves[i] for i in self.obs_leaves], nexts
+        obs_and_next = [leaves[i] for i in self.obs_leaves], next_leaves
         if steps is None:
             refuse_reused_leaves(self.schema, *obs_and_next)
         else:  # a block cut from one array shares obs with the next_obs of other steps: compare the first row only
             refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in obs_and_next))
         converted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
-        converted_nexts = tuple(
-            self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, nexts, strict=True)
+        converted_next_leaves = tuple(
+            self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, next_leaves, strict=True)
         )
         if steps is None:  # checked again: the memory of some objects is known only after conversion
-            refuse_reused_leaves(self.schema, [converted[i] for i in self.obs_leaves], converted_nexts)
-        return converted, converted_nexts
+            refuse_reused_leaves(self.schema, [converted[i] for i in self.obs_leaves], converted_next_leaves)
+        return converted, converted_next_leaves
 
     def make_stack_error(self, leaf: int) -> SchemaError:
         """Make the error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""

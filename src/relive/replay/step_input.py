@@ -73,9 +73,9 @@ class StepInput:
         """Flatten the result of `env.step`: leaves of the step, of its true next observation, and the info."""
         rows = self._rows
         lead = rows.step_shape(envs)
-        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, rows.device, obs)
+        next_leaves, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, rows.device, obs)
         leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
-        return leaves, nexts, step[4]
+        return leaves, next_leaves, step[4]
 
     def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
         """Flatten a block of steps: its leaves, the leaves of its next observations, and its number of steps."""

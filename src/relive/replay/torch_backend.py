@@ -108,19 +108,19 @@ class TorchBackend(DeviceBackend):
         self._tree: PriorityTree | None = None
 
     def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        then: Callable[[], None] | None = None,
+        self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
+        steps: int | None = None, on_complete: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self._use_rows(1 if steps is None else steps)
-        leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
-        writer = TorchWriter(self.rows, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
-        complete(partial(self._write, writer, self.counter.stats, then))
+        leaves, next_leaves = self.rows.convert_step(leaves, next_leaves, envs, steps)
+        writer = TorchWriter(self.rows, leaves, next_leaves, envs, steps is not None, counts=self.counter.is_on)
+        complete(partial(self._write, writer, self.counter.stats, on_complete))
         if writer.write_error is not None:
             raise writer.write_error
         if self.counter.is_on:
             self.warning = self.counter.next_warning(self.counter.stats)
 
-    def _write(self, writer: TorchWriter, stats: ContinuityStats, then: Callable[[], None] | None) -> None:
+    def _write(self, writer: TorchWriter, stats: ContinuityStats, on_complete: Callable[[], None] | None) -> None:
         """Perform a write; called again after an interruption, it continues."""
         is_first_attempt, writer.is_first_attempt = writer.is_first_attempt, False
         self._written = writer.write()
@@ -132,8 +132,8 @@ class TorchBackend(DeviceBackend):
             self._renew_row_table()
         else:
             self._forget_tables()
-        if then is not None:
-            then()
+        if on_complete is not None:
+            on_complete()
 
     def continuity(self) -> ContinuityStats:
         """Return the continuity statistics of the steps written by this object."""
@@ -171,7 +171,7 @@ class TorchBackend(DeviceBackend):
     def _get_row_table(self) -> torch.Tensor:
         if self._row_table is None:
             slots = torch.arange(self.ring.size, device=self.device)
-            self._row_table = torch.stack([slots, self.ring.after(slots), self.ring.ids()])
+            self._row_table = torch.stack([slots, self.ring.shift(slots), self.ring.ids()])
         return self._row_table
 
     @property
@@ -298,7 +298,7 @@ class UniformIndex:
         ids = ring.ids().view(ring.slots, -1)
         ids = ids.masked_fill_(ids < 0, MAX_ID).sort(0).values
         slots = ids % ring.size
-        entry = (slots, ring.after(slots), ids) if self._in_order else (slots, ids)
+        entry = (slots, ring.shift(slots), ids) if self._in_order else (slots, ids)
         return torch.stack(entry).view(len(entry), -1)
 
     def check(self) -> None:
@@ -340,14 +340,16 @@ class TorchWriter:
     """
 
     def __init__(
-        self, rows: RowStorage, leaves: tuple[torch.Tensor, ...], nexts: tuple[torch.Tensor, ...],
+        self, rows: RowStorage, leaves: tuple[torch.Tensor, ...], next_leaves: tuple[torch.Tensor, ...],
         envs: torch.Tensor | None, blocks: bool, *, counts: bool,
     ) -> None:  # fmt: skip
         self._rows, self._ring, self._envs = rows, rows.ring, envs
         self._counts, self.counted = counts, ContinuityStats()
         ids = self._ring.first_ids[:1] if rows.stores_next_obs else self._ring.first_ids
         self._first_ids = ids if envs is None else ids[:, envs]
-        self._steps, self._next_steps = ([self._with_axes(leaf, blocks) for leaf in group] for group in (leaves, nexts))
+        self._steps, self._next_steps = (
+            [self._with_axes(leaf, blocks) for leaf in group] for group in (leaves, next_leaves)
+        )
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
         self._ring_state = (ring.head, ring.open, ring.resetting, ring.count)
         self._env_state = self._ring_state if envs is None else tuple(each[envs] for each in self._ring_state)
@@ -400,7 +402,9 @@ class TorchWriter:
         leaf = leaf if blocks else leaf.unsqueeze(0)
         return leaf if self._rows.leading_shape else leaf.unsqueeze(1)
 
-    def _plan_step(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]) -> tuple[WrittenStep, ContinuityStats]:
+    def _plan_step(
+        self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor]
+    ) -> tuple[WrittenStep, ContinuityStats]:
         """Compute one step: its rows and its continuity; the assignments that store it are deferred."""
         rows, ring, self._changes = self._rows, self._ring, []
         continuity = ContinuityStats()
@@ -412,7 +416,7 @@ class TorchWriter:
             continuity += ContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
-        continues = self._find_continuing(leaves, nexts, pending, reset)
+        continues = self._find_continuing(leaves, next_leaves, pending, reset)
         head = self._head + (self._open > continues)  # plus 1 where the step does not continue the pending row
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
@@ -424,17 +428,18 @@ class TorchWriter:
         terminated, truncated = (leaves[rows.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         end = terminated | truncated
         if rows.stores_next_obs:
-            for column, leaf in zip(rows.next_leaves, nexts, strict=True):
+            for column, leaf in zip(rows.next_leaves, next_leaves, strict=True):
                 self._defer(as_indexable(column.flatten(0, 1)).index_copy_, 0, slots[0], as_indexable(leaf))
             self._defer(torch.add, head, 1, out=self._head)
         else:
-            self._write_next(nexts, slots[1], head, reset, None if rows.next_step else end)
+            self._write_next(next_leaves, slots[1], head, reset, None if rows.next_step else end)
         if reset is not None:
             self._defer(self._resetting.copy_, end & ~reset)
         return WrittenStep(self._envs, ids, slots, reset, retired), continuity
 
     def _find_continuing(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None
+        self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], pending: torch.Tensor,
+        reset: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         """Return a mask of steps that continue from, or reset at, the pending row; other steps start after it."""
         rows = self._rows
@@ -442,7 +447,7 @@ class TorchWriter:
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
             continues = continues & _equal_bits(rows.bits_at(i, pending), leaves[i])
         if rows.stacked:
-            self._check_stacks(leaves, nexts, continues, reset)
+            self._check_stacks(leaves, next_leaves, continues, reset)
         return continues if reset is None else continues | (self._open & reset)
 
     def _retire(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -476,12 +481,12 @@ class TorchWriter:
         self._defer(self._first.index_copy_, 0, slots, is_start)
 
     def _write_next(
-        self, nexts: list[torch.Tensor], slots: torch.Tensor, head: torch.Tensor, starts: torch.Tensor | None,
+        self, next_leaves: list[torch.Tensor], slots: torch.Tensor, head: torch.Tensor, starts: torch.Tensor | None,
         is_end: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Write the next observations as the newest rows: pending, or final at the end of an episode."""
         rows = self._rows
-        for i, leaf in zip(rows.obs_leaves, nexts, strict=True):
+        for i, leaf in zip(rows.obs_leaves, next_leaves, strict=True):
             flat = as_indexable(rows.leaves[i].flatten(0, 1))
             self._defer(flat.index_copy_, 0, slots, as_indexable(self._stored_part(i, leaf)))
         if starts is None:
@@ -499,7 +504,8 @@ class TorchWriter:
             self._defer(torch.logical_not, is_end, out=self._open)
 
     def _check_stacks(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor | None
+        self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], same: torch.Tensor,
+        reset: torch.Tensor | None,
     ) -> None:  # fmt: skip
         rows = self._rows
         num_invalid = rows.num_invalid_stacks
@@ -508,7 +514,7 @@ class TorchWriter:
             field = rows.schema.fields[i]
             if not isinstance(field, Stacked):
                 continue
-            stack, next_stack = (group.movedim(1 + field.axis, 1) for group in (leaves[i], nexts[place]))
+            stack, next_stack = (group.movedim(1 + field.axis, 1) for group in (leaves[i], next_leaves[place]))
             padding = stack[:, -1:] if field.pad == "repeat" else torch.zeros_like(stack[:, -1:])
             is_bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
             is_bad_next = ~(reset | _equal_bits(next_stack[:, :-1], stack[:, 1:]))

@@ -91,7 +91,7 @@ class TorchReader(PlanReader):
                 batch |= zip(leaves.values(), backend.take(at[places[anchor]], tuple(leaves)), strict=True)
         if self._windows:
             last = None if missing is None else plan.n - 1 - missing
-            batch |= self._offsets(slots, EpisodeExtent(*backend.ring.reach(slots, *plan.reach), last))
+            batch |= self._offsets(slots, EpisodeExtent(*backend.ring.count_neighbors(slots, *plan.reach), last))
         return batch
 
     def _sum(self, slots: torch.Tensor, leaves: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,7 +110,7 @@ class TorchReader(PlanReader):
     def _offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """Read the leaves of groups with offsets, and their masks."""
         steps, inside = find_nearest_steps(self.plan, extent)
-        at = self._backend.ring.after(slots.unsqueeze(1), steps)
+        at = self._backend.ring.shift(slots.unsqueeze(1), steps)
         zeros = self.plan.layout is Layout.ZEROS
         if zeros:
             at = torch.where(inside, at, -1)
@@ -136,7 +136,7 @@ class TorchReader(PlanReader):
         for group, leaves in self._windows.items():
             if group.anchor is Anchor.NEXT:
                 # For slot -1 an arbitrary row is read; it is zeroed below.
-                read = backend.take(ring.after(flat), tuple(leaves))
+                read = backend.take(ring.shift(flat), tuple(leaves))
                 has_no_slot = flat < 0
                 for leaf in read:
                     # Filled as bits, because torch cannot fill uint16.

@@ -55,7 +55,7 @@ class TritonBackend(DeviceBackend):
         self._drawer = RowDrawer(rings, self._totals)
         self._may_be_replayed = False
         """Whether a write was captured in a CUDA graph: replays add rows without a call on the host."""
-        leaves, nexts = leaf_arguments(rows)
+        leaves, next_leaves = leaf_arguments(rows)
         other_leaves = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
         self._groups = rows.obs_leaves, other_leaves
         """Indices of the observation's leaves, and of all other leaves."""
@@ -64,7 +64,7 @@ class TritonBackend(DeviceBackend):
             other_leaves.index(self.schema.leaf_indices[name][0]) for name in ("terminated", "truncated")
         )
         self._writer = StepWriter(
-            rings, obs, nexts, other_leaf_tensors, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
+            rings, obs, next_leaves, other_leaf_tensors, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
             flags=(terminated, truncated), next_step=rows.next_step,
         )  # fmt: skip
         self._tree: TritonTree | None = None
@@ -72,21 +72,21 @@ class TritonBackend(DeviceBackend):
         self._changed_slots: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
-        then: Callable[[], None] | None = None,
+        self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
+        steps: int | None = None, on_complete: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
         self._use_rows(count)
-        if envs is not None or steps is not None or not self.rows.can_store_directly(leaves, nexts):
-            leaves, nexts = self.rows.convert_step(leaves, nexts, envs, steps)
+        if envs is not None or steps is not None or not self.rows.can_store_directly(leaves, next_leaves):
+            leaves, next_leaves = self.rows.convert_step(leaves, next_leaves, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
         obs, others = (tuple([leaves[i] for i in which]) for which in self._groups)
         changed_slots = self._memory_for_changes(count * GROUPS.value * writers) if self._tracks_changes else None
-        self._writer.write(obs, nexts, others, writers, count, envs, changed_slots)
+        self._writer.write(obs, next_leaves, others, writers, count, envs, changed_slots)
         self.is_empty = False
         self._may_be_replayed |= is_capturing(self.device)
-        if then is not None:
-            complete(then)
+        if on_complete is not None:
+            complete(on_complete)
 
     def _memory_for_changes(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return memory for the slots that a write changes; writes of the same size reuse it."""
@@ -190,13 +190,13 @@ class TritonReader(PlanReader):
     def __init__(self, backend: TritonBackend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
         rows, self._rings = backend.rows, ring_arguments(backend.rows)
-        leaves, nexts = leaf_arguments(rows)
+        leaves, next_leaves = leaf_arguments(rows)
         copied_reads = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
         summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
         self._copied_paths, self._summed_paths = ([read.path for read in reads] for reads in (copied_reads, summed))
         sources = [
-            Source(nexts[rows.obs_leaves.index(read.leaf)], AT_ROW.value)
-            if nexts and read.group.anchor is Anchor.NEXT
+            Source(next_leaves[rows.obs_leaves.index(read.leaf)], AT_ROW.value)
+            if next_leaves and read.group.anchor is Anchor.NEXT
             else Source(leaves[read.leaf], _ANCHORS[read.group.anchor].value)
             for read in copied_reads
         ]

@@ -55,15 +55,15 @@ class ReadContext:
 
     def preceding(self) -> torch.Tensor:
         """Return the number of transitions of the same episode before each drawn row [B]."""
-        return self._backend.preceding(self.slots)
+        return self._backend.count_preceding(self.slots)
 
     def ahead(self) -> torch.Tensor:
         """Return the number of transitions of the same episode after each drawn row [B]."""
-        return self._backend.ahead(self.slots)
+        return self._backend.count_following(self.slots)
 
     def later(self, steps: torch.Tensor) -> torch.Tensor:
         """Return the slots of the rows `steps` [B] after the drawn rows."""
-        return self._backend.ring.after(self.slots, steps)
+        return self._backend.ring.shift(self.slots, steps)
 
     def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
         """Read one leaf at slots [B, …]."""
