@@ -22,8 +22,8 @@ MADE: dict[str, Any] = {
     "rsl_rl": lambda: RolloutStorage("rl", 2, 4, TensorDict({"policy": torch.zeros(2, 3)}, [2]), (1,)),
 }
 RENAMED = {
-    "agilerl replay": "core", "apexrl replay": "_contents", "embodichain": "rollout",
-    "rl_buffer": "contents", "rsl_rl": "_rows",
+    "agilerl replay": "core", "apexrl replay": "_core", "embodichain": "_rollout", "rl_buffer": "_core",
+    "rsl_rl": "_rows",
 }  # fmt: skip
 """An entry of each pickled state, which another version might call otherwise."""
 

@@ -31,17 +31,21 @@ def restores(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PicklableBuffer:
-    """Base class of buffers whose pickles and copies lack some attributes, which are derived from the others."""
+    """Base class of buffers whose pickles and copies contain the state of a replay core instead of the core.
+
+    Attributes that are derived from the others are left out.
+    """
 
     _derived_attributes: tuple[str, ...] = ()
     """Names of the attributes that `_derive` sets."""
 
     def _derive(self) -> None:
-        """Set the derived attributes after the others were restored."""
+        """Set the derived attributes after the others were restored; a core is its state, for `restore_core`."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self._derived_attributes}
+        kept = {name: value for name, value in vars(self).items() if name not in self._derived_attributes}
+        return {name: pack_state(value) if isinstance(value, ReplayBuffer) else value for name, value in kept.items()}
 
     @restores
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -49,15 +53,7 @@ class PicklableBuffer:
         self._derive()
 
 
-def pack_core(core: ReplayBuffer | None) -> dict[str, Any] | None:
-    """Return the state of a core for a pickle; None without a core."""
-    return None if core is None else pack_state(core)
-
-
-def unpack_core(state: Mapping[str, Any] | None, make: Callable[[], ReplayBuffer]) -> ReplayBuffer | None:
-    """Make a core and restore the result of `pack_core`; None without a core."""
-    if state is None:
-        return None
-    core = make()
+def restore_core(core: ReplayBuffer, state: Any) -> ReplayBuffer:
+    """Load the pickled state of a core into a new one with equal settings, and return it."""
     load_packed_state(core, state)
     return core

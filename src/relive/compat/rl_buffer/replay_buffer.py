@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.checkpoint.state_dict import load_packed_state, pack_state
-from relive.compat.pickling import restores
+from relive.compat.pickling import PicklableBuffer, restore_core
 from relive.compat.rl_buffer.base_buffer import (
     CPU,
     BaseBuffer,
@@ -52,7 +51,7 @@ REPLAY_FIELDS = {
 """Core's name of each field of a batch, in the order of the core's `add`."""
 
 
-class TransitionBuffer(SizedBuffer):
+class TransitionBuffer(PicklableBuffer, SizedBuffer):
     """Base class of rl-buffer's replay buffers: `add`, `get`, pickling, and attributes that are the core's memory."""
 
     reset: Callable[..., None]
@@ -142,16 +141,10 @@ class TransitionBuffer(SizedBuffer):
         batch = batch if self.device == core.device else to_device(batch, self.device)
         return {name: batch[core_name] for name, core_name in names.items()}
 
-    def __getstate__(self) -> dict[str, Any]:
-        attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_places")}
-        return {**attributes, "contents": pack_state(self.core)}
+    _derived_attributes = ("_places",)
 
-    @restores
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        contents = vars(self).pop("contents")
-        self._use(self._make())
-        load_packed_state(self._core, contents)
+    def _derive(self) -> None:
+        self._use(restore_core(self._make(), self._core))
 
 
 def _are_bools(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -76,21 +75,21 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
             self._use(connect(self._core.handle()))
         return self._core
 
+    _derived_attributes = ("_places", "_process")
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the steps; while a process is being spawned, return the handle of the shared memory instead."""
+        core = self.core
         if get_spawning_popen() is None:
             return super().__getstate__()
-        attributes = {name: value for name, value in vars(self).items() if name not in ("_core", "_places")}
-        return {**attributes, "handle": self.core.handle()}
+        left_out = ("_core", *self._derived_attributes)
+        return {**{name: x for name, x in vars(self).items() if name not in left_out}, "_core": core.handle()}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        attributes = dict(state)
-        handle = attributes.pop("handle", None)
-        if handle is None:
-            super().__setstate__(attributes)
+    def _derive(self) -> None:
+        if isinstance(self._core, Handle):
+            self._use(connect(self._core))
         else:
-            vars(self).update(attributes)
-            self._use(connect(handle))
+            super()._derive()
 
     def pos(self) -> int:
         """Return the number of stored time steps; of a full buffer, the row that is overwritten next."""

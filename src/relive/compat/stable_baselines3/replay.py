@@ -17,8 +17,8 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.checkpoint.state_dict import load_packed_state
-from relive.compat.pickling import pack_core, restores
+from relive.checkpoint.state_dict import load_packed_state, pack_state
+from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import (
     count_bytes,
@@ -166,7 +166,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAY_NAMES}
-        return {**vars(self), "_core": pack_core(self._core), "_rows": self._rows.state(), "_arrays": arrays}
+        return {**vars(self), "_core": pack_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
     @restores
     def __setstate__(self, state: dict[str, Any]) -> None:

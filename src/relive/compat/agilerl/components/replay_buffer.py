@@ -13,7 +13,7 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.rows import original_class, to_batch, to_columns
-from relive.compat.pickling import pack_core, restores, unpack_core
+from relive.compat.pickling import PicklableBuffer, restore_core
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import SchemaError, explain
@@ -30,7 +30,7 @@ _OriginalMultiStepReplayBuffer: Any = original_class("components.replay_buffer",
 _OriginalPrioritizedReplayBuffer: Any = original_class("components.replay_buffer", "PrioritizedReplayBuffer")
 
 
-class ReplayBuffer(_OriginalReplayBuffer):
+class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
     """AgileRL's `ReplayBuffer`: the newest `max_size` rows of TensorDicts, shaped by the first `add`.
 
     Rows are stored in their own dtypes; `dtype` is an attribute without effect. `core` is the relive buffer underneath,
@@ -202,13 +202,12 @@ class ReplayBuffer(_OriginalReplayBuffer):
             permit_forked_copy(self.core)
             self.core._random.restore(self.core.storage.random(self._next_seed()).snapshot())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "core": pack_core(self.core), "_rows": None}
+    _derived_attributes = ("_rows",)
 
-    @restores
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.core = unpack_core(state["core"], lambda: self._new_core(self._fields, seed=0))
+    def _derive(self) -> None:
+        self._rows = None
+        if self.core is not None:
+            self.core = restore_core(self._new_core(self._fields, seed=0), self.core)
 
 
 class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):

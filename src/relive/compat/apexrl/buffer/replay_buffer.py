@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.compat.apexrl.buffer.overwritten import OverwrittenObs, share_memory
 from relive.compat.apexrl.buffer.specs import (
     convert_dones,
@@ -22,7 +21,7 @@ from relive.compat.apexrl.buffer.specs import (
     to_plain,
 )
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.pickling import restores
+from relive.compat.pickling import PicklableBuffer, restore_core
 from relive.compat.seeding import experiment_seed
 from relive.compat.views import declare, map_tree, memory_views
 from relive.errors import DataWarning, explain
@@ -36,7 +35,7 @@ _CORE_NAMES = {
 _CRITIC = {name: name for name in ("critic_observations", "next_critic_observations")}
 
 
-class ReplayBuffer:
+class ReplayBuffer(PicklableBuffer):
     """The newest `capacity` transitions under ApexRL's names, drawn uniformly with replacement.
 
     `add` takes batches `[B, …]`, or one transition without the batch axis. Attributes are the memory itself.
@@ -244,16 +243,8 @@ class ReplayBuffer:
     def _specs(self) -> dict[str, Any]:
         return {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
 
-    def __getstate__(self) -> dict[str, Any]:
-        attributes = {name: value for name, value in vars(self).items() if name != "_core"}
-        return {**attributes, "_contents": pack_state(self._core)}
-
-    @restores
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        contents = vars(self).pop("_contents")
-        self._core = self._new_core(self.action_dtype or torch.float32)
-        load_packed_state(self._core, contents)
+    def _derive(self) -> None:
+        self._core = restore_core(self._new_core(self.action_dtype or torch.float32), self._core)
 
 
 def _as_batch(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from inspect import Signature, signature
 from typing import Any
@@ -11,18 +10,13 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.embodichain.learning.rl.buffer.utils import transition_view
-from relive.compat.pickling import restores
+from relive.compat.pickling import PicklableBuffer
 from relive.errors import SchemaError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.fields import Field
 
 __all__ = ["RolloutBuffer"]
 
-_ARGUMENTS = (
-    "num_envs", "rollout_len", "obs_dim", "action_dim", "device", "critic_obs_dim", "distribution_param_dim",
-)  # fmt: skip
-_DERIVED_ATTRIBUTES = ("_make", "_core", "_shared", "_padding", "_rollout")
-"""Attributes that the constructor derives from its arguments; not pickled."""
 _ORIGINAL_NAMES = {"log_prob": "sample_log_prob"}
 """EmbodiChain's name of each field that the core names differently."""
 _STATE_FIELDS = ("obs", "critic_obs", "value")
@@ -33,7 +27,7 @@ _OLDER_ATTRIBUTES = (
 """Attributes that only the older buffer has."""
 
 
-class RolloutBuffer:
+class RolloutBuffer(PicklableBuffer):
     """One rollout as a TensorDict `[N, T + 1]` that collector, environment and algorithm write into.
 
     The TensorDict has contiguous fields and stays the same object. The last slot holds the observation after the last
@@ -53,16 +47,19 @@ class RolloutBuffer:
         if distribution_param_dim is not None:
             extra["action_mean"] = extra["action_std"] = distribution_param_dim
         self._make = partial(_Rollout, rollout_len, num_envs, obs_dim, action_dim, extra=extra)
+        self._allocate()
+        self._rollout = TensorDict(dict(self._shared), batch_size=[num_envs, rollout_len + 1], device=device)
+        self._is_full = False
+
+    def _allocate(self) -> None:
         self._core: _Rollout | None = None
         layout: dict[str, Any] = dict(self._make(device="meta").lend().items())
         self._shared: dict[str, torch.Tensor] = {
-            _ORIGINAL_NAMES.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=device)
+            _ORIGINAL_NAMES.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=self.device)
             for name, field in layout.items()
         }
         self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _STATE_FIELDS]
         """The last slots that are padding."""
-        self._rollout = TensorDict(dict(self._shared), batch_size=[num_envs, rollout_len + 1], device=device)
-        self._is_full = False
 
     __signature__ = Signature(list(signature(__init__).parameters.values())[1:])
 
@@ -159,18 +156,10 @@ class RolloutBuffer:
             raise AttributeError(explain("RolloutBuffer", "a name of the newer buffer", name, remedy))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the constructor's arguments, other attributes and the fields of the rollout."""
-        attributes = {name: value for name, value in vars(self).items() if name not in _DERIVED_ATTRIBUTES}
-        return {**attributes, "rollout": dict(self._rollout.items())}
+    _derived_attributes = ("_core", "_shared", "_padding")
 
-    @restores
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # a subclass may have other arguments
-        attributes = dict(state)
-        for name, tensor in attributes.pop("rollout").items():
-            if name in self._shared:
-                self._shared[name].copy_(tensor)
-            else:
-                self._rollout[name] = tensor
-        self.__dict__.update(attributes)
+    def _derive(self) -> None:
+        self._allocate()
+        for name, shared in self._shared.items():
+            if name in self._rollout:
+                self._rollout[name] = shared.copy_(self._rollout[name])
