@@ -556,7 +556,7 @@ def time_trees(target: Target) -> Iterator[Row]:
         for count in (256, target.sizes.batch, target.sizes.large_batch):
             leaves = torch.randint(rows, (count,), device=target.device)
             values = torch.rand(count, device=target.device)
-            update = partial(tree.accept, leaves, values, 0.6, 1e-6)
+            update = partial(tree.set_priorities, leaves, values, 0.6, 1e-6)
             yield measure_time(target, f"update of {count} of {rows:,}", update)
             draw = partial(tree.draw_weighted, count, stream, 0.4, by_smallest=False)
             yield measure_time(target, f"draw of {count} of {rows:,}", draw)

@@ -226,7 +226,7 @@ class TestLaunches:
         ),
         "prioritized add": (
             rl.Prioritized(), lambda replay: partial(replay.add, **step_of(replay)),
-            ["write_kernel", "mark_kernel", "renew_kernel"],
+            ["write_kernel", "set_written_slots_kernel", "renew_subtrees_kernel"],
         ),
     }  # fmt: skip
 

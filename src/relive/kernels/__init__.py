@@ -27,12 +27,14 @@ from relive.kernels import torch_ops
 
 try:
     from relive.kernels import _native
-except ImportError:  # relive was installed without a compiler
+except ImportError:
+    # relive was installed without a compiler.
     _native = None
 
 if _native is not None:
     _native.set_torch(torch.Tensor, torch.nn.Parameter)
-    # Arrays of every dtype with different axes and strides: reading them directly must agree with the buffer protocol.
+    # `_native` reads numpy arrays directly only if that gives the same views as the buffer protocol for these arrays,
+    # which have every dtype and several kinds of axes and strides.
     _probes = [np.zeros((3, i + 2, 2), type_code)[:, :, 0] for i, type_code in enumerate("?bBhHiIlLqQfd")]
     _native.set_numpy(np.ndarray, [*_probes, np.zeros((), np.float32), *_probes[-1]])
     del _probes
@@ -100,7 +102,7 @@ def _probe(device: torch.device) -> None:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Return the installed version of Triton and the last line of the error."""
+    """Return the installed version of Triton and the last line of an error."""
     version = getattr(sys.modules.get("triton"), "__version__", "that cannot be imported")
     lines = str(error).strip().splitlines() or ["no message"]
     return f"Triton {version} ({type(error).__name__}: {lines[-1]})"
@@ -128,7 +130,8 @@ def _triton_works_on(device: torch.device) -> bool:
         return False
     try:
         _probe(device)
-    except Exception as error:  # any error of Triton, its assembler or its C compiler
+    except Exception as error:
+        # Triton, its assembler and its C compiler raise errors of many classes.
         remedy = "Torch ops serve instead, with more launches per call; install the Triton that comes with your torch."
         warnings.warn(
             explain("kernels", "Triton 3.4 or later that compiles", _describe_failure(error), remedy), stacklevel=2
@@ -173,18 +176,21 @@ def core() -> Any:
     return bridge
 
 
-def locks_processes() -> bool:
+def has_process_locks() -> bool:
     """Whether locks shared between processes are supported."""
     return hasattr(_active, "ProcessLock")
 
 
 def lock_bytes() -> int:
-    """Return the bytes of a lock shared between processes."""
+    """Return the size in bytes of a lock shared between processes."""
     return native().LOCK_BYTES
 
 
 def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None], seconds: float) -> Any:
-    """Make a re-entrant lock in shared memory; `recover` is called when its last holder died."""
+    """Make a re-entrant lock in shared memory, which calls `recover` if its last holder died.
+
+    Waiting for the lock ends with a TimeoutError after `seconds`.
+    """
     return native().ProcessLock(native_argument(memory), is_new, recover, seconds)
 
 
@@ -211,9 +217,11 @@ def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the native core can handle all these tensors."""
     if _active is None or not tensors or len(tensors) > _active.MAX_LEAVES:
         return False
-    # numpy lacks bfloat16: without the exchange API such columns use torch ops.
-    exchange = _active.exchange()
-    return all(t.is_cpu and t.ndim <= _active.MAX_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
+    # numpy lacks bfloat16, so without the exchange API torch ops serve columns of this dtype.
+    reads_bfloat16 = _active.exchange()
+    return all(
+        t.is_cpu and t.ndim <= _active.MAX_AXES and (reads_bfloat16 or t.dtype != torch.bfloat16) for t in tensors
+    )
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
@@ -244,9 +252,11 @@ def _estimate_natively(
     native_out = None if out is None else tuple(map(native_argument, out))
     try:
         result = kernel(*map(native_argument, tensors), *settings, native_out)
-    except RuntimeError:  # raised by numpy() for tensors of torch.func, which have no memory
+    except RuntimeError:
+        # Tensors of torch.func have no memory, and their method `numpy` raises.
         return None
-    if result is None:  # the axes after time do not collapse to one stride
+    if result is None:
+        # The kernels need one stride for all axes after time; contiguous copies have one.
         result = kernel(
             *(native_argument(None if t is None else t.contiguous()) for t in tensors), *settings, native_out
         )

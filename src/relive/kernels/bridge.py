@@ -103,7 +103,7 @@ class PriorityTree(_Bridge):
         return leaves, importance_weights(priorities, self._core.smallest() if by_smallest else priorities.min(), beta)
 
     def update(self, *_: Any) -> None:
-        """Not supported without tensors: the caller then uses `set`."""
+        """Return None: updates are not supported, and the caller uses `set`."""
 
 
 class Gather(_Bridge):

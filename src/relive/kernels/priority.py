@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from relive import kernels
 from relive.rng import Randomness
 from relive.storage import Allocator, LocalAllocator
-
-
-class RingTensors(NamedTuple):
-    """Tensors of a ring that map ids to rows: see `replay.ring.Ring`."""
-
-    kind: torch.Tensor
-    head: torch.Tensor
-    is_open: torch.Tensor
-    alive: int
 
 
 class PriorityTree(Protocol):
@@ -28,13 +19,13 @@ class PriorityTree(Protocol):
     negative. The whole range from 5e-324 to 1.8e308 is supported: sums are scaled and cannot overflow. A leaf below
     about 1e-16 of the total may never be drawn.
 
-    A leaf outside the tree raises an IndexError before any change, but only on the CPU: on other devices the check
-    would synchronise, and the caller ensures valid leaves.
+    On the CPU a leaf outside the tree raises an IndexError before any change. On other devices the check would
+    synchronise, so the caller ensures valid leaves.
     """
 
     num_leaves: int
     keeps_largest: bool
-    """Whether the tree checks priorities itself and tracks the largest: see `triton.priority_tree.TritonTree`."""
+    """Whether the tree checks priorities itself and stores the largest one, as `TritonTree` does."""
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         """Set priorities [K], or one number, for `leaves` [K]. The last value wins if a leaf repeats."""
@@ -45,7 +36,7 @@ class PriorityTree(Protocol):
         ...
 
     def total(self) -> torch.Tensor | float:
-        """Return the sum of all priorities; infinite if it exceeds float64, which does not affect draws."""
+        """Return the sum of all priorities. A sum that exceeds float64 is infinite, which does not affect draws."""
         ...
 
     def smallest(self) -> torch.Tensor | float:
@@ -55,8 +46,8 @@ class PriorityTree(Protocol):
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
         """Draw leaves [count] of positive priority, the i-th from the i-th of `count` equal slices of the total.
 
-        Returns None if all priorities are zero, but only on the CPU: on other devices the check would synchronise, and
-        arbitrary leaves are drawn. Check `total()` first where that can happen.
+        If all priorities are zero, the CPU returns None. Other devices draw arbitrary leaves, because the check would
+        synchronise.
         """
         ...
 
@@ -75,8 +66,9 @@ class PriorityTree(Protocol):
     ) -> tuple[int, int] | None:
         """Check priorities and set leaves to (priority + eps)^alpha; leaves of -1 are skipped.
 
-        Returns (position of the first invalid priority or -1, number of skipped leaves). Nothing changes if a priority
-        is invalid. Raises `numbers[0]` to the largest priority. Returns None, without any change, if unsupported.
+        Return the position of the first invalid priority, or -1, and the number of skipped leaves. If a priority is
+        invalid, nothing changes. If a priority exceeds `numbers[0]`, `numbers[0]` becomes that priority. A tree that
+        does not support this call returns None and changes nothing.
         """
         ...
 
@@ -94,14 +86,14 @@ class PriorityTree(Protocol):
 
 
 def priority_tree(num_leaves: int, device: torch.device, allocator: Allocator | None = None) -> PriorityTree:
-    """Make a tree of `num_leaves` zero priorities, or restore the tree stored in `allocator`."""
+    """Make a tree of `num_leaves` zero priorities, or restore the tree that is stored in the memory of `allocator`."""
     if device.type == "cpu" and kernels.native() is not None:
         return NativeTree(num_leaves, LocalAllocator(device) if allocator is None else allocator)
     return _TorchTree(num_leaves, device)
 
 
 class NativeTree:
-    """The tree of the native core, with fused calls for samplers (`update`, `draw_weighted`, `mark`)."""
+    """The tree of the native core. `set_written_slots` sets the leaves of all slots that a native write changed."""
 
     keeps_largest = False
 
@@ -117,7 +109,7 @@ class NativeTree:
         self.rebuild = self._tree.rebuild
         self.check = self._tree.deviation
         self.update = self._tree.update
-        self.mark = self._tree.mark
+        self.set_written_slots = self._tree.mark
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         if self._tree.set(leaves, priorities):
@@ -147,42 +139,48 @@ def _copy_weights(
     """Copy the weights of a draw into `out`, unless it is None."""
     if draw is None or out is None:
         return draw
-    with torch.inference_mode():  # `out` may be an inference tensor
+    with torch.inference_mode():
+        # Outside inference mode, torch refuses to write to an inference tensor, which `out` may be.
         return draw[0], out.copy_(draw[1])
 
 
 def importance_weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
     """Return (smallest / priority)^beta, float32 [K] in (0, 1]."""
-    # `smallest` as a tensor: torch would multiply a number with a reciprocal, which is infinite for denormals.
+    # `smallest` is converted to a tensor because torch divides numbers by multiplying them with a reciprocal, which is
+    # infinite for denormals.
     smallest = torch.as_tensor(smallest, dtype=torch.float64, device=priorities.device)
-    # Underflow becomes the smallest normal float32: a weight of zero would drop the row.
+    # A weight that underflows becomes the smallest normal float32, because a weight of zero would drop the row.
     out = torch.empty(priorities.shape, dtype=torch.float32, device=priorities.device)
     return torch.pow(smallest / priorities, beta, out=out).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
-# Factors of leaves in sums. The normal scale leaves room for 2^64 leaves of any size. If a total is below _TINY_TOTAL
-# in it, all leaves fit into the tiny scale, in which denormal leaves keep their digits.
+# Leaves are multiplied by one of these factors before they are summed. With _NORMAL the sum of 2^64 leaves of any size
+# is finite. With _TINY denormal leaves keep their digits; _TINY is used if the sum with _NORMAL is below _TINY_TOTAL.
 _NORMAL, _TINY = 2.0**-64, 2.0**512
 _TINY_TOTAL = 2.0**-400
 
 
 class _TorchTree:
-    """A tree of two levels: leaves, and a sum per block of leaves in both scales. The device chooses the scale."""
+    """A tree of two levels: leaves, and sums of blocks of leaves. Each sum is stored with both factors.
+
+    The device chooses the factor, because a choice on the host would synchronise.
+    """
 
     keeps_largest = False
 
     def __init__(self, num_leaves: int, device: torch.device) -> None:
-        # A draw scans the sums of all blocks once, and one block per drawn leaf.
+        # A draw reads the sums of all blocks, and all leaves of one block for each drawn leaf.
         self._size = 1 << max(6, num_leaves.bit_length() // 2 - 4)
         num_blocks = -(-num_leaves // self._size)
         self.num_leaves = num_leaves
-        self._is_cpu = device.type == "cpu"  # other devices are not checked: it would synchronise
+        # Arguments are checked on the CPU only, because a check on another device would synchronise.
+        self._is_cpu = device.type == "cpu"
         self._blocks = torch.zeros(num_blocks, self._size, dtype=torch.float64, device=device)
         self._leaves = self._blocks.view(-1)
         self._rows = self._blocks.unsqueeze(1)
         self._sums = torch.zeros(num_blocks, 2, dtype=torch.float64, device=device)
         self._normal, self._tiny = self._sums.unbind(1)
-        # Scales as a tensor: Python numbers in mixed operations may pass through float32.
+        # The factors are a tensor because Python numbers may be rounded to float32 in operations with tensors.
         self._scales = torch.tensor([[_NORMAL], [_TINY]], dtype=torch.float64, device=device)
         self._running = _RunningSums(num_blocks, self._scales)
 
@@ -206,7 +204,7 @@ class _TorchTree:
         return torch.where(normal >= _TINY_TOTAL, normal / self._scales[0, 0], tiny / self._scales[1, 0])
 
     def smallest(self) -> torch.Tensor:
-        # A pass over all leaves takes two launches; block minima would cost more in every update.
+        # Reading all leaves takes two launches. Minima of blocks would cost more in every update.
         return torch.where(self._leaves > 0, self._leaves, math.inf).amin()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
@@ -214,7 +212,7 @@ class _TorchTree:
         running.compute(self._sums)
         if self._is_cpu and not running.total.numpy() > 0:
             return None
-        # In (0, total]: the first block with a running sum of at least a point is not empty.
+        # Points are in (0, total], so the first block whose running sum reaches a point is not empty.
         points = random.slices(count, self._leaves.device) * running.total
         block = torch.searchsorted(running.ends, points)
         points -= running.starts.index_select(0, block)
@@ -232,7 +230,7 @@ class _TorchTree:
         return _copy_weights((leaves, importance_weights(priorities, smallest, beta)), weights)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
-        """Not supported: checking the priorities would synchronise with the device."""
+        """Return None: updates are not supported, because checking the priorities would synchronise with the device."""
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]
@@ -263,22 +261,22 @@ class _TorchTree:
 
 def _repeat_last_values(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace each value by that of the last entry with the same leaf, to make scattering deterministic."""
-    leaves = leaves.contiguous()  # searchsorted warns about input that is not contiguous
+    # searchsorted warns about an input that is not contiguous.
+    leaves = leaves.contiguous()
     sorted_leaves, order = leaves.sort(stable=True)
-    # For each entry, the sorted position of the last entry with the same leaf.
-    last = torch.searchsorted(sorted_leaves[1:], leaves, right=True)
-    return values.index_select(0, order.index_select(0, last))
+    last_positions = torch.searchsorted(sorted_leaves[1:], leaves, right=True)
+    return values.index_select(0, order.index_select(0, last_positions))
 
 
 class _RunningSums:
-    """Non-decreasing running sums of blocks, constant across empty blocks, in the suitable scale.
+    """Running sums of blocks that never fall, and that do not rise at an empty block.
 
-    A parallel cumulative sum adds in a different order at each position: rounding may make it fall, or rise at a zero.
-    All memory and views are allocated once, which saves launches per draw.
+    A parallel cumulative sum adds in a different order at each position, so that rounding may make it fall, or rise at
+    an empty block. All memory and views are allocated once, which saves launches per draw.
     """
 
     def __init__(self, num_blocks: int, scales: torch.Tensor) -> None:
-        # The rows are a zero, the running sum of each block, and the scale.
+        # The rows are a zero, the running sum of each block, and the factor. The columns are for the two factors.
         sums_and_scale = scales.new_zeros(num_blocks + 2, 2)
         sums_and_scale[-1] = scales.view(2)
         self._sums, self._normal_total = sums_and_scale[1:-1], sums_and_scale[-2, 0]
@@ -290,13 +288,17 @@ class _RunningSums:
         )  # fmt: skip
 
     def compute(self, sums: torch.Tensor) -> None:
-        """Compute the running sums from the sums of blocks [blocks, 2] in both scales."""
+        """Compute the running sums from the sums of blocks [blocks, 2] with both factors."""
         torch.cummax(sums.cumsum(0).masked_fill_(sums == 0, 0.0), 0, out=(self._sums, self._positions))
         torch.where(self._normal_total >= _TINY_TOTAL, self._normal, self._tiny, out=self._running)
 
 
 def _find_first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Return, per row of [n, m], the first positive entry whose running sum reaches the point [n] > 0, or the last."""
+    """Return for each row of [n, m] the first entry whose running sum reaches the row's point, one of [n].
+
+    The entry is positive, because points are. A point above the sum of its row selects the last positive entry.
+    """
     ends = rows.cumsum(1).masked_fill_(rows == 0, 0.0)
     inside = points.minimum(ends.amax(1)).unsqueeze(1)
-    return ends.ge_(inside).argmax(1)  # argmax finds the first 1 among zeros and ones
+    # argmax returns the position of the first 1 among zeros and ones.
+    return ends.ge_(inside).argmax(1)

@@ -15,10 +15,10 @@ Layout = Literal["batch_first", "time_first", "packed"]
 
 @dataclass(frozen=True)
 class SequenceSpec:
-    """The rule that cuts the steps of an environment, or of each of its episodes, into sequences."""
+    """The rule that splits the steps of each environment, or of each episode, into sequences."""
 
     length: int | None
-    """Steps of a full sequence; None makes every episode one sequence."""
+    """Number of steps of a full sequence; None makes every episode one sequence."""
     stride: int
     """Number of steps between the starts of two full sequences."""
     split: bool
@@ -38,7 +38,7 @@ class StepFlags:
     """Mask of truncated steps [rows, N], with at least `steps` rows."""
     mask: torch.Tensor | None
     """Mask of steps that are transitions [steps, N]; None if all are."""
-    starting: torch.Tensor
+    starts_episode: torch.Tensor
     """Mask of environments whose first step starts an episode [N]."""
 
 
@@ -70,34 +70,42 @@ class TorchIndex:
     def __len__(self) -> int:
         return len(self.start)
 
-    def rows(self, which: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return rows of the sequences `which` [B, length], -1 after the last step; their mask; the first rows [B]."""
-        offset = torch.arange(length, device=which.device)
-        start, count = self.start[which], self.count[which]
+    def rows(self, numbers: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the rows [B, length] of the sequences with these numbers, their mask, and the first rows [B].
+
+        After the last step of a sequence, its rows are -1.
+        """
+        offset = torch.arange(length, device=numbers.device)
+        start, count = self.start[numbers], self.count[numbers]
         mask = offset < count.unsqueeze(1)
         position = (start.unsqueeze(1) + offset).clamp_(max=len(self.order) - 1)
         return torch.where(mask, self.order[position], -1), mask, self.order[start]
 
 
 def reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-    """Return the mask of reset rows [T + 1, N]: rows after a row that `ended` [T, N], unless that row is a reset row.
+    """Return the mask of reset rows [T + 1, N]: each row after a row that ended an episode and was no reset row.
 
-    `resetting` [N] is the mask of the first row.
+    `ended` [T, N] is the mask of rows that ended an episode, and `resetting` [N] the mask of reset rows in the first
+    row.
     """
-    after = torch.cat([resetting.unsqueeze(0), ended])
-    if after.is_cpu and not (after[:-1] & ended).any():  # on other devices the test would synchronise
-        return after
-    # A reset row has a flag: in a run of consecutive ends every second row is a reset row.
-    row = torch.arange(len(after), device=after.device).unsqueeze(1)
-    return after & ((row - torch.where(after, -1, row).cummax(0).values) % 2 == 1)
+    follows_end = torch.cat([resetting.unsqueeze(0), ended])
+    # This shortcut would synchronise on other devices.
+    if follows_end.is_cpu and not (follows_end[:-1] & ended).any():
+        return follows_end
+    # A reset row may be flagged as ended too, so in a run of consecutive ends only every second row is a reset row.
+    row = torch.arange(len(follows_end), device=follows_end.device).unsqueeze(1)
+    return follows_end & ((row - torch.where(follows_end, -1, row).cummax(0).values) % 2 == 1)
 
 
 def find_sequences(flags: StepFlags, spec: SequenceSpec, tensors: list[torch.Tensor]) -> SequenceIndex:
-    """Return the sequences of a rollout, by environment, then time, for a reader of `tensors`."""
+    """Return the sequences of a rollout, ordered by environment, then time.
+
+    `tensors` are the columns that will be read: the native index is used only if the native core reads all of them.
+    """
     if not (kernels.exchange() and kernels.native().reads(tensors)):
         return _find_in_torch(flags, spec)
     return kernels.native().SequenceIndex(
-        flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starting,
+        flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starts_episode,
         spec.length or 0, spec.stride, spec.split, spec.keep_tail,
     )  # fmt: skip
 
@@ -123,8 +131,9 @@ def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
     number_in_run = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
     start = run_start[run] + number_in_run * spec.stride
     count = torch.minimum(length[run], stop[run] - start)
-    before = ended[:-1] if mask is None else ~mask[:-1]  # a mask excludes reset rows only; an episode starts after each
-    is_first = torch.cat([flags.starting.unsqueeze(0), before])
+    # A mask excludes only reset rows, and an episode starts after each of them.
+    precedes_start = ended[:-1] if mask is None else ~mask[:-1]
+    is_first = torch.cat([flags.starts_episode.unsqueeze(0), precedes_start])
     return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
 
 
@@ -137,8 +146,10 @@ def _last_transition(mask: torch.Tensor | None, ended: torch.Tensor) -> torch.Te
 class SequenceReader(Protocol):
     """Reads sequences of steps by their numbers."""
 
-    def take(self, which: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
-        """Return leaves of the sequences `which[start:stop]`: steps, is_first, sizes, first rows [B], initial [B, …].
+    def take(self, numbers: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
+        """Read the sequences `numbers[start:stop]`.
+
+        The result is: the leaves of the steps, is_first, sizes, first rows [B], the initial leaves [B, …].
 
         Batch first, steps are [B, length, …], time first [length, B, …]; they are zero after the end of a sequence, and
         sizes is the mask of real steps. Packed, steps are [total, …] in the order of `PackedSequence`, with the longest
@@ -170,15 +181,16 @@ class _TorchSequenceReader:
         self._steps = reader([*self.steps, is_first], 2, is_first.numel())
         self._initial = reader(self.initial, 2, is_first.numel())
 
-    def take(self, which: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
-        which = which[start:stop]
+    def take(self, numbers: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
+        numbers = numbers[start:stop]
         if self.layout == "packed":
-            which = which[self.index.count[which].argsort(descending=True, stable=True)]
-        rows, mask, first = self.index.rows(which, self.length)
+            numbers = numbers[self.index.count[numbers].argsort(descending=True, stable=True)]
+        rows, mask, first_rows = self.index.rows(numbers, self.length)
         if self.layout != "batch_first":
             rows, mask = rows.t().contiguous(), mask.t().contiguous()
         if self.layout == "packed":
-            rows, sizes = rows[mask], mask.sum(1).cpu()  # PackedSequence needs batch sizes on the host
+            # PackedSequence needs batch sizes on the host.
+            rows, sizes = rows[mask], mask.sum(1).cpu()
             sizes = sizes[sizes > 0]
         else:
             sizes = mask
@@ -186,6 +198,6 @@ class _TorchSequenceReader:
         return [
             *(leaf.unflatten(0, rows.shape) for leaf in leaves),
             sizes,
-            first,
-            *self._initial.take(first, 0, len(first)),
+            first_rows,
+            *self._initial.take(first_rows, 0, len(first_rows)),
         ]

@@ -1,4 +1,4 @@
-"""Steps of a caller: flattening into leaves, and copying these into one row of many tensors."""
+"""Steps passed by a caller: flattening a step into leaves, and copying its leaves into one row of many tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relive.schema.fields import Field, Schema, Tree
 
 
 class Flattening:
-    """Flattens the fields of a step in the schema's order: one native call for plain dicts, tuples and lists.
+    """Flattens the fields of a step in the schema's order, in one native call for plain dicts, tuples and lists.
 
     Args:
         schema: declares the fields.
@@ -51,21 +51,21 @@ class Flattening:
 
 
 def _nesting(tree: Tree) -> Any:
-    """Return the nested names of a field's parts; None for a leaf."""
+    """Return a tree of fields as nested dicts, with None for each leaf."""
     return None if isinstance(tree, Field) else {name: _nesting(part) for name, part in tree.items()}
 
 
 class RowWriter(Protocol):
-    """Writes rows of tensors [rows, N, …]: one native call, or two dispatched torch copies.
+    """Writes rows of tensors [rows, N, …], in one native call or in two torch operations.
 
-    Every step overwrites the row of a tensor with a single row.
+    A tensor with a single row keeps only the newest step.
     """
 
     def write(self, row: int, leaves: tuple[Any, ...], columns: tuple[int, ...] | None = None) -> int:
         """Copy leaves as passed by the caller. Return -1, or the position of a leaf that needs conversion.
 
-        Writes all leaves or none; a leaf of None zeroes the row of an optional tensor. `columns`: indices of
-        the tensors to write, all by default.
+        Either all leaves are written or none. A leaf of None writes zeros into an optional tensor. `columns` are the
+        indices of the tensors to write; by default all are written.
         """
         ...
 
@@ -100,8 +100,6 @@ class _NativeRows:
 
 
 class _Addresses:
-    """Addresses of tensors at construction."""
-
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors, self._addresses = tensors, [tensor.data_ptr() for tensor in tensors]
 
@@ -116,16 +114,17 @@ class _TorchRows:
         self._views: list[tuple[torch.Tensor, ...]] = []
 
     def write(self, row: int, leaves: tuple[Any, ...], columns: tuple[int, ...] | None = None) -> int:
-        """Return 0: every leaf needs conversion. Return -1 without leaves."""
+        """Return 0, because every leaf needs conversion, or -1 if there are no leaves."""
         return 0 if leaves else -1
 
     def write_converted(
         self, row: int, leaves: tuple[torch.Tensor | None, ...], columns: tuple[int, ...] | None
     ) -> int:
         if not self._views:
-            # Cached views: a step is then two dispatched copies.
+            # With cached views of all rows a step takes two torch operations.
             rows = max(map(len, self._tensors))
-            with torch.inference_mode(False):  # the views may also be written outside inference mode
+            # Views made in inference mode could not be written outside of it.
+            with torch.inference_mode(False):
                 views = [tuple(map(_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors]
             self._views = list(zip(*views, strict=True))
         views = self._views[row]
@@ -141,7 +140,7 @@ class _TorchRows:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as flat int32, or as bytes if its items are not a multiple of four bytes.
+    """View a contiguous tensor as flat int32, or as bytes if its elements are shorter than four bytes.
 
     Devices copy many tensors in one launch only if all have the same dtype.
     """

@@ -45,9 +45,10 @@ def n_step_return(
     gamma: float, n: int,
 ) -> Tensor:  # fmt: skip
     linked = _open(terminated, truncated, mask)
-    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # return of one step
-    piece = torch.where(linked, reward, return_)  # reward sum of k steps, extended below where a step is linked
-    # Prepend the other n - 1 steps in pieces of 1, 2, 4, … steps: the binary digits of n - 1.
+    # The return of one step. The loop prepends n - 1 steps in pieces of 1, 2, 4, … steps, the binary digits of n - 1.
+    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)
+    # The reward sum of k steps where a step is linked to the step k rows later, and the return elsewhere.
+    piece = torch.where(linked, reward, return_)
     k, remaining = 1, min(n, max(len(reward), 1)) - 1
     while remaining:
         if remaining & 1:
@@ -90,9 +91,10 @@ def n_step_sums(
 
 
 def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
-    # Fill with -0.0, the neutral element of addition: 0.0 would turn a sum of -0.0 into 0.0.
+    # Missing rewards are filled with -0.0, the neutral element of addition: 0.0 would turn a sum of -0.0 into 0.0.
     reward = reward.masked_fill(is_over.view(*is_over.shape, *(1,) * (reward.ndim - 2)), -0.0)
-    if reward.dtype.is_floating_point:  # one launch, which rounds each product once
+    if reward.dtype.is_floating_point:
+        # One launch computes each product in float64 and rounds it once.
         terms = torch.mul(reward, factors, out=torch.empty_like(reward))
     else:
         terms = (reward * factors).to(reward.dtype)
@@ -135,7 +137,7 @@ def _continue(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k
 
 
 def _link(linked: Tensor, k: int) -> Tensor:
-    """Extend links over k rows to 2k rows. The last row is never linked: rows wrapped around by `roll` do not count."""
+    """Extend links over k rows to 2k rows. Rows that `roll` wraps around do not count, as the last row has no link."""
     return torch.logical_and(linked, linked.roll(-k, 0))
 
 
@@ -147,11 +149,12 @@ def _zero_invalid(output: Tensor, invalid: Tensor | None) -> Tensor:
     return output if invalid is None else output.masked_fill(invalid, 0)
 
 
-# Small constant tensors, cached per device: creating them would be a launch in every call.
+# The constant tensors below are cached per device, because making one is a launch. They are made outside inference
+# mode, because tensors made inside of it cannot be used everywhere.
 
 
 @lru_cache(maxsize=256)
-@torch.inference_mode(False)  # cached tensors are also used outside inference mode
+@torch.inference_mode(False)
 def count_from(start: int, stop: int, step: int, device: torch.device) -> Tensor:
     """Return `torch.arange(start, stop, step)`, int64 [L]."""
     return torch.arange(start, stop, step, device=device)
@@ -171,9 +174,9 @@ def powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tens
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
 def ends_of_run(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return offsets [3, 1] of first step, final state and last step of a run of `count` steps, and corrections [3, 1].
+    """Return the offsets [3, 1] of the first step, the final state and the last step of a run of `count` steps.
 
-    The corrections are added once per missing step at the end of the run.
+    The second tensor [3, 1] is added to the offsets once for each missing step at the end of the run.
     """
     offsets = torch.tensor([[0], [count], [count - 1]], device=device)
     return offsets, torch.tensor([[0], [-1], [-1]], device=device)

@@ -122,7 +122,7 @@ class NativeBackend(Backend):
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:
-        self.tree().mark(self._core.touched, mass)
+        self.tree().set_written_slots(self._core.touched, mass)
 
     def reader(self, plan: ReadPlan) -> PlanReader:
         # The core sums float32 and float64 only.

@@ -266,7 +266,7 @@ def require_persistent_memory(where: str, remedy: str, error_class: type[Excepti
 
 def supports_persistent_memory() -> bool:
     """Whether the platform supports shared and disk memory."""
-    return sys.platform == "linux" and kernels.locks_processes()
+    return sys.platform == "linux" and kernels.has_process_locks()
 
 
 _UNCHECKED_BYTES = 1 << 30

@@ -64,10 +64,10 @@ def test_a_forgotten_kernel_would_be_found() -> None:
 
 def test_the_table_has_a_row_per_variant_and_target() -> None:
     table = make_table(
-        [Usage("set_kernel", "prioritized", "sm_80", 24, 0, 16), Usage("a", "b", "sm_90", None, None, 0)]
+        [Usage("set_masses_kernel", "prioritized", "sm_80", 24, 0, 16), Usage("a", "b", "sm_90", None, None, 0)]
     )
     assert table.splitlines()[2:] == [
-        "| `set_kernel` | prioritized | sm_80 | 24 | 0 | 16 |",
+        "| `set_masses_kernel` | prioritized | sm_80 | 24 | 0 | 16 |",
         "| `a` | b | sm_90 | None | None | 0 |",
     ]
 

@@ -43,7 +43,7 @@ def far(*shape: int) -> torch.Tensor:
 def rings(head: int) -> Rings:
     state = {name: torch.zeros(1, dtype=torch.uint8) for name in ("open", "resetting")}
     numbers = {name: torch.tensor([value]) for name, value in (("head", head), ("count", 0), ("floor", head))}
-    return Rings(far(SLOTS, 1), far(SLOTS, 1), slots=SLOTS, num_envs=1, alive=SLOTS, **state, **numbers)
+    return Rings(far(SLOTS, 1), far(SLOTS, 1), slots=SLOTS, num_envs=1, num_sampleable=SLOTS, **state, **numbers)
 
 
 @pytest.mark.parametrize("head", [2**31 - 2, SLOTS - 2, 5 * SLOTS - 2])

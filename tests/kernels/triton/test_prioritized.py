@@ -72,10 +72,15 @@ class TestLaunches:
                 replay.update_priority(batch["index"], priority)
             with Launches() as again:
                 replay.sample(16, out=batch)
-        assert adding.names == ["write_kernel", "mark_kernel", "renew_kernel"]
-        drawing = ["prioritized_draw_kernel", "weigh_kernel"][:draw]
+        assert adding.names == ["write_kernel", "set_written_slots_kernel", "renew_subtrees_kernel"]
+        drawing = ["prioritized_draw_kernel", "weights_kernel"][:draw]
         assert sampling.names == again.names == [*drawing, "read_kernel"]
-        assert updating.names == ["aten::zeros", "accept_kernel", "set_kernel", "renew_kernel"]
+        assert updating.names == [
+            "aten::zeros",
+            "check_priorities_kernel",
+            "set_masses_kernel",
+            "renew_subtrees_kernel",
+        ]
 
     def test_the_counter_sees_operations_of_torch_and_what_waits(self) -> None:
         with interpreted(), Launches() as launches:

@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'
 import triton
 import triton.language as tl
 
-from relive.kernels.priority import NativeTree, RingTensors, importance_weights
+from relive.kernels.priority import NativeTree, importance_weights
 from relive.kernels.triton import priority_tree
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
@@ -283,7 +283,7 @@ class TestAccepting:
         for dtype in (torch.float32, torch.float64):
             priority = torch.from_numpy(10 ** generator.uniform(-6, 3, 80)).to(dtype)
             tree, native = TritonTree(50, CPU), NativeTree(50, LocalAllocator(CPU))
-            stale = tree.accept(leaves, priority, 0.6, 1e-6)
+            stale = tree.set_priorities(leaves, priority, 0.6, 1e-6)
             numbers = [1.0]  # the largest priority so far
             bad, skipped = native.update(leaves, priority, 0.6, 1e-6, numbers)
             assert (bad, int(stale), float(tree.largest)) == (-1, skipped, numbers[0])
@@ -293,25 +293,25 @@ class TestAccepting:
     @pytest.mark.parametrize("alpha", [0.0, 1.0])
     def test_an_exponent_of_zero_or_one_is_exact(self, alpha: float) -> None:
         tree = TritonTree(3, CPU)
-        tree.accept(torch.arange(3), doubles([0.0, 0.1, 1e300]), alpha, 0.0)
+        tree.set_priorities(torch.arange(3), doubles([0.0, 0.1, 1e300]), alpha, 0.0)
         assert tree.leaves_view().tolist() == [0.0, 0.1**alpha, 1e300**alpha]
 
     def test_positive_priorities_have_a_positive_mass(self) -> None:
         tree = TritonTree(2, CPU)
-        tree.accept(torch.arange(2), doubles([1e-300, 0.0]), 2.0, 0.0)
+        tree.set_priorities(torch.arange(2), doubles([1e-300, 0.0]), 2.0, 0.0)
         assert tree.leaves_view().tolist() == [TINY, 0.0]
 
     def test_invalid_priorities_are_skipped_and_counted(self) -> None:
         tree = make_tree([1.0] * 6)
         priorities = doubles([math.nan, -1.0, math.inf, 1e300, 2.0, math.nan, 3.0])
-        stale = tree.accept(torch.tensor([0, 1, 2, 3, 4, 4, -1]), priorities, 2.0, 0.0)
+        stale = tree.set_priorities(torch.tensor([0, 1, 2, 3, 4, 4, -1]), priorities, 2.0, 0.0)
         # The last priority of leaf 4 is invalid, so the preceding one counts; 1e300 squared is invalid too.
         assert tree.leaves_view().tolist() == [1, 1, 1, 1, 4, 1]
         assert int(stale) == 1
         assert tree.faults.tolist() == [5, 0, 0]
         assert float(tree.largest) == 2.0
         assert tree.check() == 0
-        tree.accept(torch.tensor([99, 0]), doubles([1.0, math.nan]), 1.0, 0.0)
+        tree.set_priorities(torch.tensor([99, 0]), doubles([1.0, math.nan]), 1.0, 0.0)
         assert tree.faults.tolist() == [6, 1, 0]
 
     def test_rows_are_found_by_their_ids_as_the_ring_finds_them(self) -> None:
@@ -326,8 +326,7 @@ class TestAccepting:
         assert never.sum() >= 8
         assert ((slots < 0) & ~never).sum() >= 8
         tree = TritonTree(52, CPU)
-        tensors = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
-        stale = tree.accept(ids, doubles(range(1, 85)), 1.0, 0.0, tensors)
+        stale = tree.set_priorities(ids, doubles(range(1, 85)), 1.0, 0.0, ring)
         expected = TritonTree(52, CPU)
         expected.set(slots[slots >= 0], doubles(range(1, 85))[slots >= 0])
         assert tree.leaves_view().tolist() == expected.leaves_view().tolist()
@@ -339,8 +338,8 @@ class TestAccepting:
         tree = make_tree([2.0] * 20)
         tree.largest.fill_(9.0)
         kind = torch.tensor([0, 1, 2, 3, 4] * 4, dtype=torch.uint8)
-        touched, changed = torch.tensor([1, 2, 6, 0, 6, 5]), torch.tensor([True, True, True, True, True, False])
-        tree.mark(touched, changed, kind, 1.0, 0.5)
+        slots, is_changed = torch.tensor([1, 2, 6, 0, 6, 5]), torch.tensor([True, True, True, True, True, False])
+        tree.set_written_slots(slots, is_changed, kind, 1.0, 0.5)
         assert tree.leaves_view().tolist() == [0.0, 9.5, 0.0, 2.0, 2.0, 2.0, 9.5, *[2.0] * 13]
         assert tree.check() == 0
 

@@ -2,8 +2,8 @@
 
 Each draw first selects an environment in proportion to its number of transitions: by totals of groups of environments,
 which writes maintain, then by the counts within a group. Then it tries random rows of that environment until one is a
-transition. At least about one row in three is (at most a reset and a cut separate two transitions), so few turns are
-needed, and all transitions are equally likely.
+transition. At least about one row in three is a transition, because at most a reset and a cut separate two of them, so
+few attempts are needed. All transitions are equally likely.
 """
 
 # Jitted functions are Triton's language, which pyright takes for Python.
@@ -24,9 +24,9 @@ from relive.kernels.triton.rings import TRANSITION, Rings, get_newest, get_slot
 from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
 
 BLOCK = CELL.value
-"""Draws per program on a GPU. Each draw reads a group of counts."""
-MAX_TURNS = tl.constexpr(4096)
-"""Maximum number of attempts per draw: corrupt counts must not block the device."""
+"""Number of draws per program on a GPU. Each draw reads the counts of one group of environments."""
+MAX_ATTEMPTS = tl.constexpr(4096)
+"""Maximum number of attempts per draw, so that corrupt counts do not block the device."""
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _choose_env(count, totals, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.c
 @triton.jit(do_not_specialize=SIZES)
 def draw_rows_kernel(
     out, rows: tl.int64, stream, kind, head, is_open, floor, count, totals,
-    slots: tl.int64, num_envs: tl.int64, alive: tl.int64,
+    slots: tl.int64, num_envs: tl.int64, num_sampleable: tl.int64,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Draw flat slots of transitions [rows], uniformly with replacement."""
@@ -57,22 +57,22 @@ def draw_rows_kernel(
     bits, candidate = random_pair(key, call, position, 0)
     env = _choose_env(count, totals, num_envs, bits, GROUP, GROUPS)
     newest = get_newest(head, is_open, env, valid)
-    oldest = tl.maximum(tl.load(floor + env, valid, other=0), newest - alive + 1)
+    oldest = tl.maximum(tl.load(floor + env, valid, other=0), newest - num_sampleable + 1)
     window = tl.maximum(newest - oldest + 1, 1)
     oldest = tl.maximum(oldest, 0)
     slot = get_slot(oldest + candidate % window, env, slots, num_envs)
     has_rows = valid & (tl.load(count + env, valid, other=0) > 0)
     is_missing = has_rows & (tl.load(kind + slot, valid, other=0) != TRANSITION)
-    turn = 1
-    while (tl.max(is_missing.to(tl.int32), axis=0) > 0) & (turn < MAX_TURNS):
-        bits, candidate = random_pair(key, call, position, turn)
+    attempt = 1
+    while (tl.max(is_missing.to(tl.int32), axis=0) > 0) & (attempt < MAX_ATTEMPTS):
+        bits, candidate = random_pair(key, call, position, attempt)
         tried_slot = get_slot(oldest + bits % window, env, slots, num_envs)
         slot = tl.where(is_missing, tried_slot, slot)
         is_missing = is_missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
         tried_slot = get_slot(oldest + candidate % window, env, slots, num_envs)
         slot = tl.where(is_missing, tried_slot, slot)
         is_missing = is_missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
-        turn += 1
+        attempt += 1
     tl.store(out + position, slot, valid)
     count_calls(stream, position, call, valid)
 
@@ -89,16 +89,15 @@ def group_totals(count: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(count, (0, groups * size - len(count))).view(groups, size).sum(1)
 
 
-def _options(num_envs: int) -> dict[str, Any]:
-    return {"num_warps": 4 if num_envs <= 4096 else 16, "enable_fp_fusion": False}
-
-
 class RowDrawer:
-    """Draws slots of transitions from rings, by the totals of their counts."""
+    """Draws slots of transitions from rings. `totals` are the counts of transitions by groups of environments."""
 
     def __init__(self, rings: Rings, totals: torch.Tensor) -> None:
         self._rings, self._totals = rings, totals
-        self._constants = {"GROUP": group_size(rings.num_envs), "GROUPS": len(totals), **_options(rings.num_envs)}
+        self._constants: dict[str, Any] = {
+            "GROUP": group_size(rings.num_envs), "GROUPS": len(totals),
+            "num_warps": 4 if rings.num_envs <= 4096 else 16, "enable_fp_fusion": False,
+        }  # fmt: skip
         self._launches: dict[tuple[int, int], Launch] = {}
 
     def draw(self, stream: torch.Tensor, rows: int) -> torch.Tensor:
@@ -116,6 +115,6 @@ class RowDrawer:
     def _bind(self, key: tuple[int, int], stream: torch.Tensor) -> Launch:
         rings = self._rings
         fixed = stream, rings.kind, rings.head, rings.open, rings.floor, rings.count, self._totals
-        sizes = rings.slots, rings.num_envs, rings.alive
+        sizes = rings.slots, rings.num_envs, rings.num_sampleable
         self._launches[key] = launch = Launch(draw_rows_kernel, (*fixed, *sizes), {**self._constants, "BLOCK": key[0]})
         return launch

@@ -16,15 +16,15 @@ import triton.language as tl
 from triton import knobs
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
-"""Whether Triton's interpreter runs the kernels. Its cost is per operation, not per element: tiles are large then."""
+"""Whether Triton's interpreter runs the kernels. Tiles are large then: it takes time per operation, not per element."""
 MAX_INTERPRETED = 1024
-"""Items per program under the interpreter."""
+"""Maximum number of items per program under the interpreter."""
 OPTIONS = {"enable_fp_fusion": False}
 SIZES = (
-    "slots", "num_envs", "size", "alive", "writers", "steps", "rows", "count", "num_leaves", "root", "levels", "start",
-    "length", "n", "before", "after",
+    "slots", "num_envs", "size", "num_sampleable", "writers", "steps", "rows", "count", "num_leaves", "root", "levels",
+    "start", "length", "n", "before", "after",
 )  # fmt: skip
-"""Integer parameters of kernels for `do_not_specialize`: a new size must not trigger compilation."""
+"""Names of integer parameters for `do_not_specialize`: a new size must not trigger compilation of a kernel."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
@@ -32,24 +32,24 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16:
 class Launch:
     """A kernel bound to its constants and to fixed arguments.
 
-    Parameters of a kernel are ordered: arguments of each call, fixed arguments, constants. Addresses are passed as
-    integers to keep the host time of a call low. A kernel is compiled once for addresses that are all divisible by 16,
-    and once for others. The dtype of an argument must be the same in every call. Integer parameters must be in `SIZES`
-    and annotated with their type.
+    The parameters of a kernel are the arguments of each call, then the fixed arguments, then the constants. Addresses
+    are passed as integers to keep the host time of a call low. A kernel is compiled once for addresses that are all
+    divisible by 16, and once for other addresses. The dtype of an argument must be the same in every call. The names
+    of integer parameters must be in `SIZES`, and the kernel must declare their types.
     """
 
     def __init__(
         self, kernel: Any, fixed: tuple[Any, ...], constants: Mapping[str, Any],
         words: tuple[tuple[torch.Tensor, ...], ...] = (),
     ) -> None:  # fmt: skip
-        """Bind a kernel. In a call, the i-th argument is a tuple of tensors, viewed in the dtypes of `words[i]`."""
+        """Bind a kernel. The i-th argument of a call is a tuple of tensors, viewed in the dtypes of `words[i]`."""
         self._kernel, self._fixed, self._constants, self._words = kernel, fixed, constants, words
         self._rest = *map(_to_address, fixed), *(constants[name] for name in kernel.arg_names if name in constants)
         self._compiled: dict[bool, Any] = {}
         """Compiled kernels by whether all addresses of a call are divisible by 16."""
 
     def __call__(self, near: torch.Tensor, grid: tuple[int, int, int], *arguments: Any) -> None:
-        """Launch on the device of `near` and its current stream; Triton alone uses the thread's current device."""
+        """Launch on the device of `near`, on its current stream. Triton alone would use the current device."""
         if INTERPRETED:
             self._kernel[grid](*self.as_words(arguments), *self._fixed, **self._constants)
             return
@@ -115,7 +115,7 @@ _launches: dict[Any, Launch] = {}
 
 
 def launch(kernel: Any, near: torch.Tensor, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel without fixed arguments. The `Launch` is cached per kernel, device and constants."""
+    """Launch a kernel that has no fixed arguments. The `Launch` is cached by kernel, device and constants."""
     key = kernel, near.device, *constants.items()
     bound = _launches.get(key)
     if bound is None:
@@ -125,16 +125,17 @@ def launch(kernel: Any, near: torch.Tensor, programs: int, *arguments: Any, **co
 
 def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
     """View a contiguous tensor as flat integers of its item size, or of the dtype of `like`."""
-    # as_strided: axes of length one may have any stride, with which `view` of another dtype fails.
+    # Axes of length one may have any stride, with which `view` would fail to change the dtype. as_strided flattens
+    # them.
     flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
     word = _INTEGERS[tensor.element_size()] if like is None else like.dtype
     return (torch.view_as_real(flat).view(-1) if tensor.is_complex() else flat).view(word)
 
 
 def blocks(count: int, per_program: int) -> tuple[int, int]:
-    """Return items per program and number of programs for `count` items.
+    """Return the number of items per program and the number of programs for `count` items.
 
-    On a GPU a program always takes `per_program` items: a size that depends on the count would trigger compilation.
+    On a GPU every program takes `per_program` items, because each other number would trigger compilation.
     """
     block = min(triton.next_power_of_2(max(count, 1)), MAX_INTERPRETED) if INTERPRETED else per_program
     return block, -(-count // block)
@@ -149,14 +150,15 @@ def _copy_row(source, out, LAYOUT: tl.constexpr):
 
 @triton.jit
 def probe_kernel(sources, outs, LAYOUTS: tl.constexpr):
-    """Copy one row of each leaf, using the language features that old versions of Triton lack."""
+    """Copy one row of each leaf. The code uses language features that old versions of Triton lack."""
     for i in tl.static_range(len(LAYOUTS)):
         _copy_row(sources[i], outs[i], tl.constexpr(LAYOUTS[i]))
 
 
 def probe(device: torch.device) -> None:
     """Compile and launch a small kernel on a device. Raises the errors of Triton."""
-    if INTERPRETED and isinstance(tl.standard.zeros, triton.JITFunction):  # Triton's functions are not interpreted then
+    # Triton's own functions are compiled, not interpreted, if the variable was set after Triton was imported.
+    if INTERPRETED and isinstance(tl.standard.zeros, triton.JITFunction):
         raise RuntimeError("TRITON_INTERPRET was set after Triton had been imported")
     words = torch.zeros(12, dtype=torch.int32, device=device)
     launch(probe_kernel, words, 1, (words,), (torch.empty_like(words),), LAYOUTS=((12, 16),), **OPTIONS)

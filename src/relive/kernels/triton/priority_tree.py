@@ -1,4 +1,4 @@
-"""The priority tree on a device: kernels that set, mark and draw leaves, and their launches.
+"""The priority tree on a device: kernels that set and draw leaves, and their launches.
 
 Leaves are float64. Every node stores the running sums of its 16 children, added from left to right: one cache line,
 with which a draw compares its point. Levels are stored from the lowest one up; a node of level l covers 16^(l + 1)
@@ -9,8 +9,8 @@ Leaves are multiplied by a power of two before they are summed, as in the native
 overflow, in the tiny scale denormal leaves keep their digits. Sums are stored in both scales, and a draw uses the one
 that suits the total.
 
-A change takes a few dependent launches: ids to leaves, leaves to masses, then one program per dirty subtree of 16³
-leaves, and one program for the levels above.
+A change takes a few dependent launches. The first two find the leaves and set their masses. Then one program recomputes
+each dirty subtree of 16³ leaves, and one program the levels above.
 """
 
 # Jitted functions are Triton's language, which pyright takes for Python.
@@ -20,23 +20,25 @@ leaves, and one program for the levels above.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.priority import RingTensors
 from relive.kernels.triton.launching import SIZES, Launch, blocks
 from relive.kernels.triton.rings import FINAL, TRANSITION, get_newest, get_slot
 from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
 
+if TYPE_CHECKING:
+    from relive.replay.ring import Ring
+
 NORMAL = tl.constexpr(2.0**-64)
 TINY = tl.constexpr(2.0**512)
 TINY_TOTAL = tl.constexpr(2.0**-400)
-"""If the normal total is below this, all leaves are small enough for the tiny scale."""
+"""If the total in the normal scale is below this number, all leaves are small enough for the tiny scale."""
 MIN_WEIGHT = tl.constexpr(2.0**-126)
-"""The smallest normal float32: a weight of zero would drop the row."""
+"""The smallest normal float32. Weights are at least this number, because a weight of zero would drop the row."""
 SUBTREE_LEVELS = 3
 """Number of levels of the tree that form one subtree."""
 SUBTREE = tl.constexpr(16**SUBTREE_LEVELS)
@@ -44,15 +46,11 @@ SUBTREE = tl.constexpr(16**SUBTREE_LEVELS)
 BLOCK = 256
 DRAW_BLOCK = 2 * CELL.value
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-TOP_OPTIONS = {**OPTIONS, "num_warps": 8}
-
-
-# Kernels that recompute sums
 
 
 @triton.jit
 def _renew_nodes(children, step, factor, child_minima, entries, nodes, minima, group, mask, HAS_MINIMA: tl.constexpr):
-    """Recompute the running sums of these nodes and the smallest positive leaf below each."""
+    """Recompute the running sums of the nodes `group`, and the smallest positive leaf below each."""
     values = ()
     for j in tl.static_range(16):
         child = group * 16 + j
@@ -72,7 +70,7 @@ def _renew_nodes(children, step, factor, child_minima, entries, nodes, minima, g
 
 @triton.jit
 def _renew_parents(sums, minima, first_child, first, entries, size, group, HAS_MINIMA: tl.constexpr):
-    """Recompute these nodes in both scales from their children, which start at node `first_child`."""
+    """Recompute the nodes `group` in both scales from their children, which start at node `first_child`."""
     inside = group * 16 < entries
     for scale in tl.static_range(2):
         scaled_sums = sums + scale * size
@@ -83,13 +81,14 @@ def _renew_parents(sums, minima, first_child, first, entries, size, group, HAS_M
 
 
 @triton.jit(do_not_specialize=SIZES)
-def renew_kernel(
+def renew_subtrees_kernel(
     leaves, sums, minima, dirty, num_leaves: tl.int64, size: tl.int64, LEVELS: tl.constexpr, HAS_MINIMA: tl.constexpr
 ):
-    """Recompute dirty subtrees, one per program. `size` is the number of sums per scale."""
+    """Recompute the dirty subtrees, one per program. `size` is the number of sums per scale."""
     subtree = tl.program_id(0).to(tl.int64)
     is_dirty = tl.load(dirty + subtree) != 0
-    tl.debug_barrier()  # all warps must have read the flag before it is cleared
+    # All warps must have read the flag before it is cleared.
+    tl.debug_barrier()
     if is_dirty:
         tl.store(dirty + subtree, (subtree * 0).to(tl.uint8))
         group = subtree * 256 + tl.arange(0, 256)
@@ -128,9 +127,6 @@ def renew_top_kernel(
         tl.debug_barrier()
 
 
-# Changes
-
-
 @triton.jit
 def _power(x, exponent):
     """Return x^exponent of positive float64; exactly x for an exponent of 1."""
@@ -140,7 +136,10 @@ def _power(x, exponent):
 
 @triton.jit
 def get_mass(priority, alpha, eps):
-    """Return (priority + eps)^alpha. Positive for a positive base, so that its leaf can be drawn; NaN if invalid."""
+    """Return the mass (priority + eps)^alpha; NaN if priority + eps is negative or NaN.
+
+    The mass of a positive base is positive even if the power underflows, so that its leaf can be drawn.
+    """
     base = priority + eps
     mass = _power(tl.where(base > 0, base, 1.0), alpha)
     smallest = (base * 0 + 1).to(tl.int64).to(tl.float64, bitcast=True)
@@ -149,7 +148,7 @@ def get_mass(priority, alpha, eps):
 
 
 @triton.jit
-def _locate(ids, kind, head, is_open, slots, num_envs, alive, inside):
+def _locate(ids, kind, head, is_open, slots, num_envs, num_sampleable, inside):
     """Return flat slots of row ids, -1 for rows that can no longer be sampled, and the mask of ids never issued."""
     is_id = inside & (ids >= 0)
     positive = tl.where(is_id, ids, 0)
@@ -158,7 +157,7 @@ def _locate(ids, kind, head, is_open, slots, num_envs, alive, inside):
     newest = get_newest(head, is_open, env, is_id)
     slot = get_slot(row, env, slots, num_envs)
     row_kind = tl.load(kind + slot, is_id, other=0)
-    in_window = is_id & (row > newest - alive)
+    in_window = is_id & (row > newest - num_sampleable)
     is_unknown = inside & ((ids < -1) | (is_id & (row >= next_row)) | (in_window & (row_kind == FINAL)))
     return tl.where(in_window & (row_kind == TRANSITION) & ~is_unknown, slot, -1), is_unknown
 
@@ -171,23 +170,24 @@ def _add_count(counter, mask):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def accept_kernel(
-    index, priority, touched, masses, stale, count: tl.int64, stamps, largest, faults, kind, head, is_open,
-    num_leaves: tl.int64, slots: tl.int64, num_envs: tl.int64, alive: tl.int64, alpha: tl.float64, eps: tl.float64,
+def check_priorities_kernel(
+    index, priority, accepted_leaves, masses, stale, count: tl.int64, stamps, largest, faults, kind, head, is_open,
+    num_leaves: tl.int64, slots: tl.int64, num_envs: tl.int64, num_sampleable: tl.int64,
+    alpha: tl.float64, eps: tl.float64,
     BY_ID: tl.constexpr, TRANSFORMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Check the inputs, compute leaves and masses, and stamp each leaf with its last position in the input.
+    """Check priorities, compute leaves and masses, and stamp each leaf with its last position in `index`.
 
-    Leaves, or rows by id with BY_ID, get the mass (priority + eps)^alpha with TRANSFORMS, else the priority itself.
-    Leaves and ids of -1 and overwritten rows are counted in `stale`. Invalid priorities and ids never issued are
-    skipped and counted in `faults`. `largest` holds the bits of a float64, which sort like the float.
+    `index` are leaves, or with BY_ID the ids of rows. The mass is (priority + eps)^alpha with TRANSFORMS, otherwise the
+    priority. Leaves and ids of -1 and overwritten rows are counted in `stale`. Invalid priorities and ids that were
+    never issued are skipped and counted in `faults`. `largest` holds the bits of a float64, which sort like the float.
     """
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < count
     leaf = tl.load(index + position, inside, other=-1)
     is_unknown = inside & (leaf >= num_leaves)
     if BY_ID:
-        leaf, is_unknown = _locate(leaf, kind, head, is_open, slots, num_envs, alive, inside)
+        leaf, is_unknown = _locate(leaf, kind, head, is_open, slots, num_envs, num_sampleable, inside)
     value = tl.load(priority + position, inside, other=0).to(tl.float64)
     mass = value
     if TRANSFORMS:
@@ -195,24 +195,24 @@ def accept_kernel(
     infinity = float("inf")
     is_valid = (value >= 0) & (value < infinity) & (mass < infinity)
     is_stored = inside & (leaf >= 0) & ~is_unknown
-    accepted = is_stored & is_valid
-    tl.store(touched + position, tl.where(accepted, leaf, -1), inside)
+    is_accepted = is_stored & is_valid
+    tl.store(accepted_leaves + position, tl.where(is_accepted, leaf, -1), inside)
     tl.store(masses + position, mass, inside)
-    tl.atomic_max(stamps + leaf, (position + 1).to(tl.int32), accepted)
+    tl.atomic_max(stamps + leaf, (position + 1).to(tl.int32), is_accepted)
     _add_count(stale, inside & ~is_stored)
     _add_count(faults + 1, is_unknown)
     if TRANSFORMS:
         _add_count(faults, inside & ~is_valid)
-        largest_here = tl.max(tl.where(accepted, value, 0.0), axis=0)
+        largest_here = tl.max(tl.where(is_accepted, value, 0.0), axis=0)
         tl.atomic_max(largest, largest_here.to(tl.int64, bitcast=True))
 
 
 @triton.jit(do_not_specialize=SIZES)
-def set_kernel(touched, masses, count: tl.int64, leaves, stamps, dirty, BLOCK: tl.constexpr):
+def set_masses_kernel(accepted_leaves, masses, count: tl.int64, leaves, stamps, dirty, BLOCK: tl.constexpr):
     """Set the masses of leaves. The last mass wins if a leaf repeats."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    leaf = tl.load(touched + position, position < count, other=-1)
-    # Among all positions of a leaf only the last one matches the stamp, and it then clears the stamp.
+    leaf = tl.load(accepted_leaves + position, position < count, other=-1)
+    # Among all positions of a leaf only the last one matches the stamp; its lane then clears the stamp.
     is_last = (leaf >= 0) & (tl.load(stamps + leaf, leaf >= 0, other=0) == (position + 1).to(tl.int32))
     tl.store(leaves + leaf, tl.load(masses + position, is_last, other=0.0), is_last)
     tl.store(stamps + leaf, tl.zeros((BLOCK,), tl.int32), is_last)
@@ -220,27 +220,24 @@ def set_kernel(touched, masses, count: tl.int64, leaves, stamps, dirty, BLOCK: t
 
 
 @triton.jit(do_not_specialize=SIZES)
-def mark_kernel(
-    touched, changed, count: tl.int64, kind, leaves, dirty, largest, alpha: tl.float64, eps: tl.float64,
+def set_written_slots_kernel(
+    changed_slots, is_changed, count: tl.int64, kind, leaves, dirty, largest, alpha: tl.float64, eps: tl.float64,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Set slots changed by a write: the mass of the largest priority for transitions, otherwise zero."""
+    """Set the leaves of slots that a write changed: transitions to the mass of the largest priority, others to zero."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < count
-    mask = tl.load(changed + position, inside, other=0) != 0
-    slot = tl.load(touched + position, mask, other=0)
+    mask = tl.load(is_changed + position, inside, other=0) != 0
+    slot = tl.load(changed_slots + position, mask, other=0)
     row_kind = tl.load(kind + slot, mask, other=0)
     # A slot that occurs twice is set to the same number both times.
     tl.store(leaves + slot, tl.where(row_kind == TRANSITION, get_mass(tl.load(largest), alpha, eps), 0.0), mask)
     tl.store(dirty + slot // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), mask)
 
 
-# Draws
-
-
 @triton.jit
 def _next_smaller(x):
-    """Return the next smaller float64 of a positive x; 0 for 0."""
+    """Return the next smaller float64 of a positive x, and 0 for 0."""
     bits = x.to(tl.int64, bitcast=True)
     return tl.where(x > 0, bits - 1, 0).to(tl.float64, bitcast=True)
 
@@ -249,20 +246,19 @@ def _next_smaller(x):
 def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     """Find the leaves that contain points [BLOCK] of the total.
 
-    At each level the first child whose sum exceeds the point is chosen.
-
-    A child of zero is never chosen. Rounding may put a point at or past the end of a node: it is then moved to just
-    before the end.
+    At each level the first child whose running sum exceeds the point is chosen, which is never a child of zero.
+    Rounding may put a point at or past the end of a node; the point is then moved to just before the end.
     """
     node = tl.zeros((BLOCK,), tl.int64)
-    first = (root + 1) // 16  # first node of a level; at the start, the index after the last node
+    # The number of nodes; in the loop, the first node of a level.
+    first = (root + 1) // 16
     for i in range(levels):
         shift = 4 * (levels - i)
         nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
         first -= nodes
-        node = tl.minimum(node, nodes - 1)  # changes `node` only if sums are wrong or all zero
-        at = (first + node) * 16
-        ends = tl.load(sums + at[:, None] + tl.arange(0, 16)[None, :])
+        # The minimum differs from `node` only if the sums are wrong or all zero.
+        node = tl.minimum(node, nodes - 1)
+        ends = tl.load(sums + ((first + node) * 16)[:, None] + tl.arange(0, 16)[None, :])
         inside = tl.minimum(point, _next_smaller(tl.max(ends, axis=1)))
         is_before = ends <= inside[:, None]
         point = inside - tl.max(tl.where(is_before, ends, 0.0), axis=1)
@@ -286,20 +282,20 @@ def prioritized_draw_kernel(
     stream, leaves, sums, minima, faults, num_leaves: tl.int64, levels: tl.int64, root: tl.int64, size: tl.int64,
     HAS_WEIGHTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw leaves [rows] with their priorities, one from each of `count` equal slices of the total, from `start` on.
+    """Draw leaves [rows] and their priorities, one from each of `count` equal slices of the total, from `start` on.
 
-    HAS_WEIGHTS also computes weights relative to the smallest of all priorities.
+    With HAS_WEIGHTS also compute weights relative to the smallest of all priorities.
     """
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < rows
     call = load_calls(stream, position, inside)
     bits, _ = random_pair(tl.load(stream), call, position, 0)
-    # The second term has 53 random bits: a number in [0, 1).
-    share = (start + position).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16
+    # The second term has 53 random bits and is in [0, 1).
+    point_in_slices = (start + position).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16
     is_tiny = tl.load(sums + root) < TINY_TOTAL
     scaled_sums = sums + tl.where(is_tiny, size, 0)
     total = tl.load(scaled_sums + root)
-    leaf = _descend(scaled_sums, share * (total / count), num_leaves, levels, root, BLOCK)
+    leaf = _descend(scaled_sums, point_in_slices * (total / count), num_leaves, levels, root, BLOCK)
     priority = tl.load(leaves + leaf, inside, other=float("inf"))
     tl.store(drawn_leaves + position, leaf, inside)
     tl.store(priorities + position, priority, inside)
@@ -311,8 +307,8 @@ def prioritized_draw_kernel(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def weigh_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK: tl.constexpr):
-    """Compute weights relative to the smallest drawn priority, which every program searches."""
+def weights_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK: tl.constexpr):
+    """Compute weights relative to the smallest drawn priority, which every program searches for itself."""
     smallest = tl.full((BLOCK,), float("inf"), tl.float64)
     for start in range(0, count, BLOCK):
         position = start + tl.arange(0, BLOCK).to(tl.int64)
@@ -325,8 +321,7 @@ def weigh_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK: 
 class TritonTree:
     """A `PriorityTree` whose changes and draws take a few launches and never synchronise.
 
-    Draws use a `DeviceStream`. The tree also keeps device-side state: the largest accepted priority, and counters of
-    faults.
+    Draws use a `DeviceStream`. The device also stores the largest accepted priority and counters of faults.
     """
 
     keeps_largest = True
@@ -346,15 +341,15 @@ class TritonTree:
         self._minima = torch.full((nodes,), math.inf, dtype=torch.float64, device=device)
         self._subtrees = -(-num_leaves // SUBTREE.value)
         self._dirty = torch.zeros(self._subtrees, dtype=torch.uint8, device=device)
-        """Flags of subtrees with changed leaves."""
+        """Flags of subtrees whose sums must be recomputed."""
         self._stamps = torch.zeros(num_leaves, dtype=torch.int32, device=device)
-        """1 + the last position of each leaf in the current update; 0 for leaves that are not updated."""
+        """The last position of each leaf in the current update, plus 1; 0 for leaves that are not updated."""
         self.largest = torch.ones((), dtype=torch.float64, device=device)
-        """Largest priority passed to `accept`."""
+        """Largest valid priority passed to `set_priorities`, at least 1."""
         self.faults = torch.zeros(3, dtype=torch.int64, device=device)
-        """Numbers of invalid priorities, of ids or leaves never issued, and of draws from an empty tree."""
+        """Numbers of invalid priorities, of leaves outside the tree or ids never issued, and of draws of zeros only."""
         self._keeps_minima = False
-        """Whether minima are maintained: from their first use on, because they cost time."""
+        """Whether updates maintain the minima, which costs time: they do from the first use of the minima on."""
         self._launches: dict[Any, Launch] = {}
 
     def _bind(self, key: Any, kernel: Any, fixed: tuple[Any, ...], **constants: Any) -> Launch:
@@ -362,41 +357,44 @@ class TritonTree:
         self._launches[key] = launch = Launch(kernel, fixed, {**OPTIONS, **constants})
         return launch
 
-    # Changes
-
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         if not isinstance(priorities, torch.Tensor):
             priorities = torch.full_like(leaves, priorities, dtype=torch.float64)
         self._update(leaves, priorities, None, 1.0, 0.0, transforms=False)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
-        """Not supported: use `accept`, which does not synchronise."""
+        """Return None: `update` would synchronise, and callers use `set_priorities` instead."""
 
-    def accept(
-        self, index: torch.Tensor, priority: torch.Tensor, alpha: float, eps: float, ring: RingTensors | None = None
+    def set_priorities(
+        self, index: torch.Tensor, priority: torch.Tensor, alpha: float, eps: float, ring: Ring | None = None
     ) -> torch.Tensor:
-        """Set leaves [K], or with a ring rows by id, to the mass (priority + eps)^alpha.
+        """Set the leaves `index` [K] to the mass (priority + eps)^alpha. With a ring, `index` are ids of its rows.
 
-        Returns the number of skipped leaves of -1 and overwritten rows (int64 []). Invalid priorities and ids never
-        issued are skipped too, and counted in `faults`. The last priority wins if a leaf repeats.
+        Returns the number of skipped leaves of -1 and overwritten rows (int64 []). Invalid priorities and ids that were
+        never issued are skipped too, and counted in `faults`. The last priority wins if a leaf repeats.
         """
         return self._update(index, priority, ring, alpha, eps, transforms=True)
 
-    def mark(self, touched: torch.Tensor, changed: torch.Tensor, kind: torch.Tensor, alpha: float, eps: float) -> None:
-        """Set changed leaves: those of transitions to the mass of the largest priority, all others to zero."""
-        count = len(touched)
+    def set_written_slots(
+        self, changed_slots: torch.Tensor, is_changed: torch.Tensor, kind: torch.Tensor, alpha: float, eps: float
+    ) -> None:
+        """Set the leaves of slots that a write changed.
+
+        Transitions get the mass of the largest priority, all other slots zero. `kind` are the kinds of all slots.
+        """
+        count = len(changed_slots)
         if not count:
             return
         block, programs = blocks(count, BLOCK)
-        key = "mark", alpha, eps, block, kind.data_ptr()
-        mark = self._launches.get(key) or self._bind(
-            key, mark_kernel, (kind, self._leaves, self._dirty, self.largest, alpha, eps), BLOCK=block
+        key = "written", alpha, eps, block, kind.data_ptr()
+        set_written = self._launches.get(key) or self._bind(
+            key, set_written_slots_kernel, (kind, self._leaves, self._dirty, self.largest, alpha, eps), BLOCK=block
         )
-        mark(kind, (programs, 1, 1), touched, changed, count)
+        set_written(kind, (programs, 1, 1), changed_slots, is_changed, count)
         self._renew()
 
     def _update(
-        self, index: torch.Tensor, priority: torch.Tensor, ring: RingTensors | None, alpha: float, eps: float, *,
+        self, index: torch.Tensor, priority: torch.Tensor, ring: Ring | None, alpha: float, eps: float, *,
         transforms: bool,
     ) -> torch.Tensor:  # fmt: skip
         count, leaves = len(index), self._leaves
@@ -404,42 +402,52 @@ class TritonTree:
         if not count:
             return stale
         index, priority = index.contiguous(), priority.contiguous()
-        touched, masses = torch.empty_like(index), torch.empty(count, dtype=torch.float64, device=self._device)
+        accepted_leaves = torch.empty_like(index)
+        masses = torch.empty(count, dtype=torch.float64, device=self._device)
         block, programs = blocks(count, BLOCK)
         key = alpha, eps, transforms, priority.dtype, block, None if ring is None else ring.kind.data_ptr()
-        accept = self._launches.get(key) or self._bind_accept(key, ring, alpha, eps, transforms, block)
-        accept(leaves, (programs, 1, 1), index, priority, touched, masses, stale, count)
+        check = self._launches.get(key)
+        if check is None:
+            # Without a ring the kernel reads neither the state nor the sizes.
+            state = (self._dirty, self.faults, self._dirty) if ring is None else (ring.kind, ring.head, ring.open)
+            sizes = (1, 1, 1) if ring is None else (*ring.kind.shape, ring.num_sampleable)
+            fixed = (
+                self._stamps,
+                self.largest.view(torch.int64),
+                self.faults,
+                *state,
+                self.num_leaves,
+                *sizes,
+                alpha,
+                eps,
+            )
+            check = self._bind(
+                key, check_priorities_kernel, fixed, BY_ID=ring is not None, TRANSFORMS=transforms, BLOCK=block
+            )
+        check(leaves, (programs, 1, 1), index, priority, accepted_leaves, masses, stale, count)
         key = "set", block
-        set_ = self._launches.get(key) or self._bind(key, set_kernel, (leaves, self._stamps, self._dirty), BLOCK=block)
-        set_(leaves, (programs, 1, 1), touched, masses, count)
+        set_masses = self._launches.get(key) or self._bind(
+            key, set_masses_kernel, (leaves, self._stamps, self._dirty), BLOCK=block
+        )
+        set_masses(leaves, (programs, 1, 1), accepted_leaves, masses, count)
         self._renew()
         return stale
-
-    def _bind_accept(
-        self, key: Any, ring: RingTensors | None, alpha: float, eps: float, transforms: bool, block: int
-    ) -> Launch:
-        mask = (self._dirty, self.faults, self._dirty) if ring is None else ring[:3]
-        sizes = (1, 1, 1) if ring is None else (*ring.kind.shape, ring.alive)
-        fixed = self._stamps, self.largest.view(torch.int64), self.faults, *mask, self.num_leaves, *sizes, alpha, eps
-        return self._bind(key, accept_kernel, fixed, BY_ID=ring is not None, TRANSFORMS=transforms, BLOCK=block)
 
     def _renew(self) -> None:
         """Recompute dirty subtrees and the levels above them."""
         sums, minima, sizes = self._sums, self._minima, (self.num_leaves, self._size)
         has_minima = self._keeps_minima
         renew = self._launches.get(("renew", has_minima)) or self._bind(
-            ("renew", has_minima), renew_kernel, (self._leaves, sums, minima, self._dirty, *sizes),
+            ("renew", has_minima), renew_subtrees_kernel, (self._leaves, sums, minima, self._dirty, *sizes),
             LEVELS=min(self._levels, SUBTREE_LEVELS), HAS_MINIMA=has_minima,
         )  # fmt: skip
         renew(sums, (self._subtrees, 1, 1))
         if self._levels > SUBTREE_LEVELS:
             top = self._launches.get(("top", has_minima)) or self._bind(
                 ("top", has_minima), renew_top_kernel, (sums, minima, *sizes, self._levels), HAS_MINIMA=has_minima,
-                BLOCK=BLOCK, **TOP_OPTIONS,
+                BLOCK=BLOCK, num_warps=8,
             )  # fmt: skip
             top(sums, (1, 1, 1))
-
-    # Reading
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
         return self._leaves.index_select(0, leaves)
@@ -458,8 +466,6 @@ class TritonTree:
             self._keeps_minima = True
             self.rebuild()
 
-    # Draws
-
     def draw(self, count: int, random: Any) -> torch.Tensor:
         return self._draw(count, random, 0.0, None)[0]
 
@@ -473,9 +479,9 @@ class TritonTree:
         leaves, priorities = self._draw(count, random, beta, weights if by_smallest else None)
         if count and not by_smallest:
             block, programs = blocks(count, BLOCK)
-            key = "weigh", block
-            weigh = self._launches.get(key) or self._bind(key, weigh_kernel, (), BLOCK=block)
-            weigh(priorities, (programs, 1, 1), priorities, weights, count, beta)
+            key = "weights", block
+            compute_weights = self._launches.get(key) or self._bind(key, weights_kernel, (), BLOCK=block)
+            compute_weights(priorities, (programs, 1, 1), priorities, weights, count, beta)
         return leaves, weights
 
     def _draw(
@@ -498,8 +504,6 @@ class TritonTree:
             )  # fmt: skip
             launch(numbers, (programs, 1, 1), *part, start, rows, count, beta)
         return leaves, priorities
-
-    # All leaves
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves

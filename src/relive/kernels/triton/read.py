@@ -1,7 +1,7 @@
 """Reading of batches in one launch: leaves of rows, next observations, n-step reward sums and ids.
 
-Rows are flat slots; -1 reads zeros. A leaf has a layout (`rings.LeafLayout`) and an anchor: the row at which it is
-read.
+A row is given by its flat slot; a slot of -1 reads zeros. A leaf has a layout (`rings.LeafLayout`) and an anchor, the
+row at which the leaf is read.
 """
 
 # Jitted functions are Triton's language, which pyright takes for Python.
@@ -57,16 +57,18 @@ def _copy_leaf(stored, out, first, slot, item, mask, start, stop, num_envs, size
     for begin in range(start, stop, LAYOUT[TILE]):
         column = begin + tl.arange(0, LAYOUT[TILE])
         in_row = (column < LAYOUT[WIDTH])[None, :]
-        at = slot
+        frame_slot = slot
         has_started = slot < 0
-        for back in range(LAYOUT[FRAMES]):
-            words = tl.load(stored + at[:, None] * LAYOUT[WIDTH] + column[None, :], is_row[:, None] & in_row, other=0)
+        for age in range(LAYOUT[FRAMES]):
+            words = tl.load(
+                stored + frame_slot[:, None] * LAYOUT[WIDTH] + column[None, :], is_row[:, None] & in_row, other=0
+            )
             if LAYOUT[ZERO]:
                 words = tl.where(has_started[:, None], 0, words)
-            word = find_frame(column, LAYOUT[FRAMES] - 1 - back, LAYOUT)
+            word = find_frame(column, LAYOUT[FRAMES] - 1 - age, LAYOUT)
             if LAYOUT[FRAMES] > 1:
-                has_started |= tl.load(first + at, is_row, other=0) != 0
-                at = tl.where(has_started, at, step_back(at, 1, num_envs, size))
+                has_started |= tl.load(first + frame_slot, is_row, other=0) != 0
+                frame_slot = tl.where(has_started, frame_slot, step_back(frame_slot, 1, num_envs, size))
             tl.store(
                 out + item[:, None] * (LAYOUT[WIDTH] * LAYOUT[FRAMES]) + word[None, :], words, mask[:, None] & in_row
             )
@@ -76,9 +78,9 @@ def _copy_leaf(stored, out, first, slot, item, mask, start, stop, num_envs, size
 def _count_steps(kind, slot, is_row, num_envs, size, n, STEPS: tl.constexpr):
     """Count the steps from each row on: up to n, fewer at the end of the episode or at the newest row."""
     step = tl.arange(0, STEPS)
-    at = step_forward(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
+    step_slot = step_forward(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
     inside = is_row[:, None] & (step < n)[None, :]
-    is_step = tl.load(kind + at, inside, other=0) == TRANSITION
+    is_step = tl.load(kind + step_slot, inside, other=0) == TRANSITION
     # Step 0 is the row itself, which always counts.
     ends = tl.where(is_step | (step == 0)[None, :], n, step[None, :])
     return tl.min(ends, axis=1).to(tl.int64)
@@ -104,16 +106,19 @@ def _sum_rewards(reward, out, slot, item, mask, num_steps, num_envs, size, n, ga
         if number == tl.bfloat16:
             total = total.to(tl.float32)
         factor = tl.full((), 1.0, tl.float64)
-        at = slot
+        step_slot = slot
         for step in range(1, n):
-            at = step_forward(at, 1, num_envs, size)
+            step_slot = step_forward(step_slot, 1, num_envs, size)
             factor = factor * gamma
             is_step = is_row & (num_steps > step)
-            term = tl.load(reward + at[:, None] * LAYOUT[WIDTH] + column[None, :], is_step[:, None] & in_row, other=0)
+            term = tl.load(
+                reward + step_slot[:, None] * LAYOUT[WIDTH] + column[None, :], is_step[:, None] & in_row, other=0
+            )
             if number == tl.bfloat16:
                 term = term.to(tl.float32)
             term = term.to(tl.float64) * factor
-            # Round like torch: to float32, then to half. The sum of two halves is exact enough in float32.
+            # Like torch, round a product to float32, then to 16 bits. A sum of two 16-bit floats is rounded once,
+            # because float32 holds it exactly enough.
             if number == tl.bfloat16:
                 term = _to_bfloat16(total + _to_bfloat16(term.to(tl.float32)))
             elif number == tl.float16:
@@ -153,13 +158,13 @@ def read_kernel(
     if STEPS > 0:
         num_steps = _count_steps(kind, slot, is_row, num_envs, size, n, STEPS)
         last = tl.where(is_row, step_forward(slot, num_steps - 1, num_envs, size), slot)
-    following = tl.where(is_row, step_forward(last, 1, num_envs, size), slot)
+    next_slot = tl.where(is_row, step_forward(last, 1, num_envs, size), slot)
     for i in tl.static_range(len(LAYOUTS)):
-        at = slot
+        anchor_slot = slot
         if ANCHORS[i] == AT_LAST:
-            at = last
+            anchor_slot = last
         if ANCHORS[i] == AT_NEXT:
-            at = following
+            anchor_slot = next_slot
         item = position
         mask = valid
         if ANCHORS[i] == AT_FIRST:
@@ -169,34 +174,21 @@ def read_kernel(
         if (start >= 0) & (start < LAYOUTS[i][WIDTH]):
             stop = tl.minimum(start + CHUNK, LAYOUTS[i][WIDTH])
             _copy_leaf(
-                sources[i], outs[i], first, at, item, mask, start, stop, num_envs, size, tl.constexpr(LAYOUTS[i])
-            )
+                sources[i], outs[i], first, anchor_slot, item, mask, start, stop, num_envs, size,
+                tl.constexpr(LAYOUTS[i]),
+            )  # fmt: skip
     if piece == 0:
         for i in tl.static_range(len(REWARDS)):
             _sum_rewards(
-                rewards[i],
-                sums[i],
-                slot,
-                position,
-                valid,
-                num_steps,
-                num_envs,
-                size,
-                n,
-                gamma,
+                rewards[i], sums[i], slot, position, valid, num_steps, num_envs, size, n, gamma,
                 tl.constexpr(REWARDS[i]),
-            )
+            )  # fmt: skip
         if STEPS > 0:
             tl.store(discounts + position, _discount(num_steps, n, gamma), valid)
         if HAS_IDS:
             newest = get_newest(head, is_open, slot % num_envs, valid)
             row = get_row(slot, newest, slots, num_envs)
             tl.store(ids + position, row * num_envs + slot % num_envs, valid)
-
-
-def _rows_per_program(pieces: int) -> int:
-    """Return the number of rows per program: fewer if wide leaves are read in pieces."""
-    return 16 if pieces == 1 else 8
 
 
 class Source(NamedTuple):
@@ -207,12 +199,12 @@ class Source(NamedTuple):
 
 
 class RowReader:
-    """Reads fixed leaves of many batches."""
+    """Reads the same leaves for many batches."""
 
     def __init__(
         self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, LeafLayout]] = ()
     ) -> None:
-        """`rewards` are flat float tensors with their layouts, summed over n steps."""
+        """Bind the leaves to read. `rewards` are flat float tensors with their layouts, to be summed over n steps."""
         self._rings, self._launches = rings, dict[tuple[bool, int, int], Launch]()
         self._words = tuple(source.leaf.words for source in sources)
         self._layouts = tuple(source.leaf.layout for source in sources)
@@ -229,10 +221,11 @@ class RowReader:
         self, slots: torch.Tensor, outs: Sequence[torch.Tensor], ids: torch.Tensor | None = None, *, length: int = 1,
         n: int = 0, gamma: float = 0.0, sums: Sequence[torch.Tensor] = (), discount: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Fill `outs` in the order of the sources. `length`: steps per sequence in `slots`."""
+        """Fill `outs`, in the order of the sources. `length` is the number of steps per sequence in `slots`."""
         rings, rows = self._rings, slots.numel()
-        block, programs = blocks(rows, _rows_per_program(self._pieces))
-        key = ids is not None, _next_power_of_two(n), block
+        block, programs = blocks(rows, 16 if self._pieces == 1 else 8)
+        max_steps = 1 << (n - 1).bit_length() if n else 0
+        key = ids is not None, max_steps, block
         launch = self._launches.get(key) or self._bind(key)
         launch(
             slots, (programs, self._pieces, 1), tuple(outs), slots, tuple(sums) or (rings.head,),
@@ -252,19 +245,13 @@ class RowReader:
         return launch
 
 
-def _next_power_of_two(n: int) -> int:
-    """Return the smallest power of two of at least n; 0 for 0."""
-    return 1 << (n - 1).bit_length() if n else 0
-
-
 class TritonGather:
-    """A `Reader` of contiguous columns whose first `lead` axes count items."""
+    """A `Reader` of contiguous columns whose first `lead` axes number the items. It always pads: -1 reads zeros."""
 
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         items = [column.flatten(0, lead - 1) for column in columns]
         self._item_layouts = [(item.shape[1:], item.dtype, item.device) for item in items]
         self._nonempty_columns = [i for i, item in enumerate(items) if item.numel()]
-        """Indices of the columns that are not empty."""
         leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._nonempty_columns]
         self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, AT_ROW.value) for leaf in leaves])
 
@@ -286,10 +273,10 @@ class TritonGather:
     def _read(self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor]) -> None:
         if stop > start and self._nonempty_columns:
             rows = index[start:stop].contiguous()
-            self._reader.read(rows, [out[i] for i in self._nonempty_columns])  # an index of -1 gives zeros
+            self._reader.read(rows, [out[i] for i in self._nonempty_columns])
 
 
 def _placeholder_rings(column: torch.Tensor) -> Rings:
-    """Make placeholder rings for plain items: `read_kernel` does not access them."""
+    """Make rings for plain items, whose state `read_kernel` does not access."""
     numbers, flags = (torch.empty(1, dtype=dtype, device=column.device) for dtype in (torch.int64, torch.uint8))
     return Rings(flags, flags, numbers, flags, flags, numbers, numbers, len(column), 1, len(column))

@@ -1,7 +1,7 @@
-"""Memory of a replay buffer for kernels: state of its rings, layouts of its leaves, and slot arithmetic.
+"""Memory of a replay buffer for kernels: the state of its rings, the layouts of its leaves, and slot arithmetic.
 
-The arithmetic is that of `replay/ring.py`. Flat slots and rows are int64. Leaves are copied and compared as words:
-integers of at most eight bytes, regardless of the dtype.
+The arithmetic is that of `replay/ring.py`. Flat slots and rows are int64. Leaves are copied and compared as words,
+which are integers of at most eight bytes, whatever their dtype is.
 """
 
 # Jitted functions are Triton's language, which pyright takes for Python.
@@ -30,7 +30,7 @@ MAX_COLUMNS = 1 << 14 if INTERPRETED else 128
 
 @dataclass(frozen=True)
 class Rings:
-    """State of the rings of all environments, flags as bytes: see `replay/ring.py`."""
+    """State of the rings of all environments, as in `replay/ring.py`, but with flags as bytes."""
 
     kind: torch.Tensor
     first: torch.Tensor
@@ -41,7 +41,7 @@ class Rings:
     floor: torch.Tensor
     slots: int
     num_envs: int
-    alive: int
+    num_sampleable: int
 
     @property
     def size(self) -> int:
@@ -50,7 +50,7 @@ class Rings:
 
 
 LeafLayout = tuple[int, int, int, int, bool]
-"""Words per row, words per tile, and `k`, `inner` and `zero` of the `Frames` of a leaf: a constant of kernels."""
+"""Layout of a leaf, a constant of kernels: words per row, words per tile, and `k`, `inner`, `zero` of its `Frames`."""
 WIDTH, TILE, FRAMES, INNER, ZERO = (tl.constexpr(i) for i in range(5))
 
 

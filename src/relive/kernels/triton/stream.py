@@ -1,8 +1,9 @@
 """Counter-based random numbers (Philox): a function of the key, a position, and the number of draws at that position.
 
-A stream is int64 [1 + CELLS] on the device: the key, and a counter per `CELL` adjacent positions. A program owns whole
-cells: it reads their counters and increments them at the end. Programs are independent, and a captured graph draws new
-numbers at every replay. Only integers are computed: the interpreter and GPUs give the same numbers.
+A stream is int64 [1 + CELLS] on the device: the key, and a counter for every `CELL` adjacent positions. A program owns
+whole cells: it reads their counters and increments them at the end. Programs are independent, and a captured graph
+draws new numbers at every replay. Random bits are computed with integers only, so the interpreter and GPUs give the
+same ones.
 """
 
 # Jitted functions are Triton's language, which pyright takes for Python.
@@ -32,11 +33,11 @@ MAX_DRAWS = CELLS * CELL.value
 
 
 @triton.jit
-def random_pair(key, call, position, turn):
-    """Draw two uniform non-negative int64 per position [B], from its counter [B] and the draw's number in the call."""
+def random_pair(key, call, position, attempt):
+    """Draw two uniform non-negative int64 for each position [B]; the counters [B] and the attempt make them differ."""
     low = (call & 0xFFFFFFFF).to(tl.uint32)
     high = ((call >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    a, b, c, d = tl.philox(key, position.to(tl.uint32), low, high, (position * 0 + turn).to(tl.uint32))
+    a, b, c, d = tl.philox(key, position.to(tl.uint32), low, high, (position * 0 + attempt).to(tl.uint32))
     return _join(a, b), _join(c, d)
 
 
@@ -54,7 +55,8 @@ def load_calls(stream, position, inside):
 @triton.jit
 def count_calls(stream, position, call, inside):
     """Increment the counters of these positions, at the end of a program."""
-    tl.debug_barrier()  # all warps must have read the counters
+    # All warps must have read the counters.
+    tl.debug_barrier()
     tl.store(stream + 1 + position // CELL, call + 1, inside & (position % CELL == 0))
 
 
@@ -65,7 +67,7 @@ def uniform_kernel(stream, out, count: tl.int64, BLOCK: tl.constexpr):
     inside = position < count
     call = load_calls(stream, position, inside)
     bits, _ = random_pair(tl.load(stream), call, position, 0)
-    # 53 bits times a power of two: exact.
+    # A float64 holds 53 bits times a power of two exactly.
     tl.store(out + position, (bits >> 10).to(tl.float64) * 1.1102230246251565e-16, inside)
     count_calls(stream, position, call, inside)
 
@@ -80,7 +82,7 @@ def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def draw_blocks(count: int, per_program: int) -> tuple[int, int]:
-    """Return positions per program, in whole cells, and number of programs."""
+    """Return the number of positions per program, which are whole cells, and the number of programs."""
     block = max(blocks(count, per_program)[0], CELL.value)
     return block, -(-count // block)
 
@@ -113,12 +115,12 @@ class DeviceStream(Randomness):
         return values, {**arrays, "philox": self.numbers}
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved stream, also of another device. The state of another kind of stream resets this one."""
+        """Restore a saved stream, also of another device. If the saved stream is of another kind, reset this one."""
         super().load_state(saved)
         if saved.spec("philox") is None:
             self._reset()
             return
-        # An earlier format had one counter for all positions.
+        # Older checkpoints have one counter for all positions.
         has_one_counter = saved.spec("philox") == (torch.int64, (2,))
         numbers = saved.read_array("philox", (2 if has_one_counter else 1 + CELLS,), torch.int64)
         if bool((numbers < 0).any()):

@@ -1,4 +1,4 @@
-"""Windows of steps around rows, for sequences: flat slots [B, L] and their masks, in one launch."""
+"""Windows of steps around rows, for sequences: one launch finds flat slots [B, L] and their masks."""
 
 # Jitted functions are Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,9 +22,10 @@ MAX_STEPS = 1024
 @triton.jit
 def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: tl.constexpr, CROSS: tl.constexpr,
            SPAN: tl.constexpr):  # fmt: skip
-    """Return slots, a mask of steps and a running count of steps of the rows after (BACK: before) each row [B, SPAN].
+    """Return the slots [B, SPAN] of each row and the rows after it, the mask of steps, and the running count of steps.
 
-    Steps stop at the end of an episode; with CROSS they continue after its final rows.
+    With BACK these are the rows before each row, nearest first. Steps stop at the end of an episode; with CROSS they
+    continue after its final rows.
     """
     distance = tl.arange(0, SPAN).to(tl.int64)[None, :]
     if BACK:
@@ -38,13 +39,14 @@ def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: 
     row_kind = tl.load(kind + slot, inside, other=0)
     is_step = inside & (row_kind == TRANSITION)
     if not BACK:
-        is_step = is_step | (inside & (distance == 0))  # the row at distance 0 always counts as a step
+        # The row itself, at distance 0, always counts as a step.
+        is_step = is_step | (inside & (distance == 0))
     is_stop = ~is_step
     if CROSS:
         is_stop = is_stop & (row_kind != FINAL)
     elif BACK:
-        following = get_slot(row_at + 1, env[:, None], slots, num_envs)
-        is_stop = is_stop | (tl.load(first + following, inside, other=1) != 0)
+        next_slot = get_slot(row_at + 1, env[:, None], slots, num_envs)
+        is_stop = is_stop | (tl.load(first + next_slot, inside, other=1) != 0)
     is_before_stop = tl.cumsum(is_stop.to(tl.int32), axis=1) == 0
     is_step = is_step & is_before_stop
     return slot, is_step, tl.cumsum(is_step.to(tl.int32), axis=1)
@@ -56,7 +58,7 @@ def windows_kernel(
     slots: tl.int64, num_envs: tl.int64, rows: tl.int64, before: tl.int32, after: tl.int32,
     CROSS: tl.constexpr, BACK: tl.constexpr, AHEAD: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write up to `before` preceding steps, the row, the following steps, then -1."""
+    """Write the slots of up to `before` preceding steps, the row and the following steps, then -1, and all masks."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = position < rows
     flat = tl.load(flat_slots + position, valid, other=0)
@@ -108,27 +110,19 @@ class Windows(NamedTuple):
     """Ids of the sampled rows [B]."""
 
 
-def _tiles(before: int, after: int, cross: bool) -> dict[str, int]:
-    """Return the numbers of rows to load before and after each row: at most two final rows separate two steps."""
-    back, ahead = (triton.next_power_of_2(steps * (3 if cross else 1)) if steps else 0 for steps in (before, after))
-    return {"BACK": back, "AHEAD": ahead, "LENGTH": triton.next_power_of_2(before + after)}
-
-
-def _windows_per_program(tiles: dict[str, int]) -> int:
-    """Return the number of windows per program."""
-    return max(512 // max(tiles.values()), 1)
-
-
-def _options(tiles: dict[str, int]) -> dict[str, Any]:
-    return {"num_warps": 4 if max(tiles.values()) <= 512 else 16, "enable_fp_fusion": False}
-
-
 def find_windows(rings: Rings, flat_slots: torch.Tensor, before: int, after: int, cross: bool, out: Windows) -> None:
     """Find the windows of slots [B], at most `MAX_STEPS` steps each."""
-    rows, tiles = len(flat_slots), _tiles(before, after, cross)
-    block, programs = blocks(rows, _windows_per_program(tiles))
+    # When windows cross episodes, up to two final rows separate two steps, so three rows are loaded per step.
+    num_back, num_ahead = (steps * (3 if cross else 1) for steps in (before, after))
+    tiles = {
+        "BACK": triton.next_power_of_2(num_back) if before else 0,
+        "AHEAD": triton.next_power_of_2(num_ahead) if after else 0,
+        "LENGTH": triton.next_power_of_2(before + after),
+    }
+    rows, widest = len(flat_slots), max(tiles.values())
+    block, programs = blocks(rows, max(512 // widest, 1))
     launch(
         windows_kernel, flat_slots, programs, flat_slots, out.slots, out.mask, out.train, out.is_first, out.ids,
         rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rows, before, after,
-        CROSS=cross, BLOCK=block, **tiles, **_options(tiles),
+        CROSS=cross, BLOCK=block, **tiles, num_warps=4 if widest <= 512 else 16, enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,10 +1,8 @@
 """Writing of steps into the rings of environments: one launch per step or block of steps.
 
-Each program owns a few environments: no two programs write the same row, and a block of steps is a loop. In each step a
-program first reads the state (heads, kinds, pending observations), then passes a barrier, then writes: all warps read
-the same state.
-
-Layouts of leaves are described at `rings.LeafLayout`.
+Each program owns a few environments, so no two programs write the same row, and loops over the steps of a block. In
+each step a program first reads the state (heads, kinds, pending observations), then passes a barrier, then writes, so
+that all warps read the same state.
 """
 
 # Jitted functions are Triton's language, which pyright takes for Python.
@@ -14,7 +12,6 @@ Layouts of leaves are described at `rings.LeafLayout`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -49,7 +46,7 @@ MAX_NARROW = 256
 
 @triton.jit
 def _load_input(base, item, column, frame, mask, LAYOUT: tl.constexpr):
-    """Load the words [E, C] of one frame of the input items [E]."""
+    """Load the words [E, C] of one frame of the items [E] that the caller passed."""
     word = find_frame(column, frame, LAYOUT)
     inside = mask[:, None] & (column < LAYOUT[WIDTH])[None, :]
     return tl.load(base + item[:, None] * (LAYOUT[WIDTH] * LAYOUT[FRAMES]) + word[None, :], inside, other=0)
@@ -57,28 +54,28 @@ def _load_input(base, item, column, frame, mask, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _make_zeros(item, LAYOUT: tl.constexpr):
-    """Make zeros, int32 [E, C]; tl.zeros of Triton 3.4 does not accept elements of a constexpr tuple."""
+    """Return zeros, int32 [E, C]. The function tl.zeros of Triton 3.4 does not accept elements of a constexpr tuple."""
     return (item[:, None] * 0 + tl.arange(0, LAYOUT[TILE])[None, :] * 0).to(tl.int32)
 
 
 @triton.jit
 def _find_differing(stored, inputs, first, pending, item, valid, num_envs, size, LAYOUT: tl.constexpr):
-    """Find the input observations that differ in any bit from those of the pending rows: int32 [E]."""
+    """Return whether each passed observation differs in any bit from that of its pending row: int32 [E]."""
     differs = _make_zeros(pending, LAYOUT)
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
         column = start + tl.arange(0, LAYOUT[TILE])
         inside = valid[:, None] & (column < LAYOUT[WIDTH])[None, :]
-        at = pending
+        frame_slot = pending
         has_started = pending < 0
-        for back in range(LAYOUT[FRAMES]):
-            stored_words = tl.load(stored + at[:, None] * LAYOUT[WIDTH] + column[None, :], inside, other=0)
+        for age in range(LAYOUT[FRAMES]):
+            stored_words = tl.load(stored + frame_slot[:, None] * LAYOUT[WIDTH] + column[None, :], inside, other=0)
             if LAYOUT[ZERO]:
                 stored_words = tl.where(has_started[:, None], 0, stored_words)
-            input_words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
+            input_words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1 - age, valid, LAYOUT)
             differs |= (stored_words != input_words).to(tl.int32)
             if LAYOUT[FRAMES] > 1:
-                has_started |= tl.load(first + at, valid, other=0) != 0
-                at = tl.where(has_started, at, step_back(at, 1, num_envs, size))
+                has_started |= tl.load(first + frame_slot, valid, other=0) != 0
+                frame_slot = tl.where(has_started, frame_slot, step_back(frame_slot, 1, num_envs, size))
     return tl.max(differs, axis=1)
 
 
@@ -94,11 +91,11 @@ def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset,
         padding = newest
         if LAYOUT[ZERO]:
             padding = newest * 0
-        for back in range(1, LAYOUT[FRAMES]):
-            words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
+        for age in range(1, LAYOUT[FRAMES]):
+            words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1 - age, valid, LAYOUT)
             is_unpadded |= (words != padding).to(tl.int32)
-            next_words_before = _load_input(next_inputs, item, column, LAYOUT[FRAMES] - 1 - back, valid, LAYOUT)
-            is_unfollowed |= (next_words_before != younger_words).to(tl.int32)
+            next_words = _load_input(next_inputs, item, column, LAYOUT[FRAMES] - 1 - age, valid, LAYOUT)
+            is_unfollowed |= (next_words != younger_words).to(tl.int32)
             younger_words = words
     is_unpadded, is_unfollowed = tl.max(is_unpadded, axis=1) > 0, tl.max(is_unfollowed, axis=1) > 0
     is_invalid = valid & ~is_reset & ((~continues & is_unpadded) | is_unfollowed)
@@ -107,7 +104,7 @@ def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset,
 
 @triton.jit
 def _store(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
-    """Copy items to slots. Of a stack only the newest frame is stored."""
+    """Copy items to slots. If an item is a stack of frames, only its newest frame is stored."""
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
         column = start + tl.arange(0, LAYOUT[TILE])
         words = _load_input(inputs, item, column, LAYOUT[FRAMES] - 1, mask, LAYOUT)
@@ -116,16 +113,15 @@ def _store(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def _find_expiring(kind, row, slot, mask, slots, num_envs, size, alive):
-    """Return the slots that leave the sampling window when `slot` becomes the newest, and a mask of transitions."""
-    expiring = step_forward(slot, slots - alive, num_envs, size)
+def _find_expiring(kind, row, slot, mask, slots, num_envs, size, num_sampleable):
+    """Return the slots that can no longer be sampled when `slot` becomes the newest, and the mask of transitions."""
+    expiring = step_forward(slot, slots - num_sampleable, num_envs, size)
     row_kind = tl.load(kind + expiring, mask, other=0)
-    return expiring, mask & (row >= alive) & (row_kind == TRANSITION)
+    return expiring, mask & (row >= num_sampleable) & (row_kind == TRANSITION)
 
 
 @triton.jit
 def _store_leaves(leaves, slot, inputs, item, mask, LAYOUTS: tl.constexpr):
-    """Call `_store` for every leaf."""
     for i in tl.static_range(len(LAYOUTS)):
         _store(leaves[i], slot, inputs[i], item, mask, tl.constexpr(LAYOUTS[i]))
 
@@ -135,7 +131,7 @@ def _find_continuing(
     obs, inputs, next_inputs, first, pending, item, valid, has_pending, is_reset, broken, num_envs, size,
     OBS: tl.constexpr,
 ):  # fmt: skip
-    """Find the steps that start with the pending observation. Counts stacks that cannot be rebuilt."""
+    """Return the mask of steps that start with the pending observation, and count stacks that cannot be rebuilt."""
     differs = valid.to(tl.int32) * 0
     for i in tl.static_range(len(OBS)):
         differs |= _find_differing(obs[i], inputs[i], first, pending, item, valid, num_envs, size, tl.constexpr(OBS[i]))
@@ -160,16 +156,27 @@ def _as_byte(like, number):
 
 
 @triton.jit
-def _store_touched(
-    touched, changed, item, steps, writers, inside, expiring, expires, slot, is_new, next_expiring, next_expires
+def _store_changes(
+    changed_slots,
+    is_changed,
+    item,
+    steps,
+    writers,
+    inside,
+    expiring,
+    expires,
+    slot,
+    is_new,
+    next_expiring,
+    next_expires,
 ):
-    """Record the slots that became transitions or ceased to be."""
+    """Store the slots that became transitions or are no longer transitions."""
     for i in tl.static_range(GROUPS):
-        at = item + (item * 0 + i) * steps * writers
+        position = item + (item * 0 + i) * steps * writers
         slots = expiring if i == 0 else slot if i == 1 else next_expiring
         flags = expires if i == 0 else is_new if i == 1 else next_expires
-        tl.store(touched + at, slots, inside)
-        tl.store(changed + at, flags.to(tl.uint8), inside)
+        tl.store(changed_slots + position, slots, inside)
+        tl.store(is_changed + position, flags.to(tl.uint8), inside)
 
 
 @triton.jit
@@ -183,7 +190,7 @@ def _store_state(head, is_open, count, totals, env, row, has_pending, old_count,
 
 @triton.jit
 def _load_envs(envs, position, valid, num_envs, unknown_envs):
-    """Load environment indices and the mask of valid ones. Counts the invalid ones."""
+    """Return the numbers of environments and the mask of valid numbers, and count the invalid ones."""
     env = tl.load(envs + position, valid, other=0)
     is_unknown = valid & ((env < 0) | (env >= num_envs))
     num_unknown = tl.sum(is_unknown.to(tl.int64), axis=0)
@@ -194,11 +201,11 @@ def _load_envs(envs, position, valid, num_envs, unknown_envs):
 
 @triton.jit(do_not_specialize=SIZES)
 def write_kernel(
-    input_obs, input_next_obs, input_rest, envs, touched, changed, writers: tl.int32, steps: tl.int32,
+    input_obs, input_next_obs, input_rest, envs, changed_slots, is_changed, writers: tl.int32, steps: tl.int32,
     obs, next_obs, rest, kind, first, head, is_open, resetting, count, totals, broken, unknown_envs,
-    slots: tl.int64, num_envs: tl.int64, size: tl.int64, alive: tl.int64,
+    slots: tl.int64, num_envs: tl.int64, size: tl.int64, num_sampleable: tl.int64,
     OBS: tl.constexpr, REST: tl.constexpr, TERMINATED: tl.constexpr, TRUNCATED: tl.constexpr,
-    NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr, HAS_ENVS: tl.constexpr, KEEPS_TOUCHED: tl.constexpr,
+    NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr, HAS_ENVS: tl.constexpr, TRACKS_CHANGES: tl.constexpr,
     HAS_HISTORY: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store steps [steps, writers] of all environments or of `envs`; invalid environments are skipped."""
@@ -224,17 +231,19 @@ def write_kernel(
         row += is_cut.to(tl.int64)
         slot = tl.where(is_cut, step_forward(pending, 1, num_envs, size), pending)
         next_slot = step_forward(slot, 1, num_envs, size)
-        expiring, expires = _find_expiring(kind, row, slot, starts, slots, num_envs, size, alive)
-        # With stored next observations there is no following row to make room for.
+        expiring, expires = _find_expiring(kind, row, slot, starts, slots, num_envs, size, num_sampleable)
+        # A ring with stored next observations has no pending row, for which another row would expire.
         has_next = valid & (position < 0) if KEEPS_NEXT else valid
-        next_expiring, next_expires = _find_expiring(kind, row + 1, next_slot, has_next, slots, num_envs, size, alive)
+        next_expiring, next_expires = _find_expiring(
+            kind, row + 1, next_slot, has_next, slots, num_envs, size, num_sampleable
+        )
         ends = _load_ends(input_rest[TERMINATED], input_rest[TRUNCATED], item, valid) & ~is_reset
         is_closed = position < 0 if NEXT_STEP or KEEPS_NEXT else ends
         tl.debug_barrier()
         if HAS_HISTORY:
             tl.store(kind + expiring, _as_byte(env, HISTORY), expires)
             tl.store(kind + next_expiring, _as_byte(env, HISTORY), next_expires)
-            # With one row of history, `expiring` and `next_slot` are the same slot: keep the order of the stores.
+            # With one row of history, `expiring` and `next_slot` are the same slot, so the stores must stay in order.
             tl.debug_barrier()
         tl.store(kind + pending, _as_byte(env, FINAL), is_cut)
         tl.store(kind + slot, tl.where(is_reset, FINAL, TRANSITION).to(tl.uint8), valid)
@@ -248,9 +257,9 @@ def write_kernel(
             _store_leaves(obs, next_slot, input_next_obs, item, valid, OBS)
         else:
             _store_leaves(next_obs, slot, input_next_obs, item, valid, OBS)
-        if KEEPS_TOUCHED:
-            _store_touched(
-                touched, changed, item, steps, writers, position < writers,
+        if TRACKS_CHANGES:
+            _store_changes(
+                changed_slots, is_changed, item, steps, writers, position < writers,
                 expiring, expires, slot, valid & ~is_reset, next_expiring, next_expires,
             )  # fmt: skip
         new_count += (~is_reset).to(tl.int64) - expires.to(tl.int64) - next_expires.to(tl.int64)
@@ -265,21 +274,13 @@ InputLeaves = tuple[torch.Tensor, ...]
 """Leaves of the steps to write, as contiguous tensors."""
 
 
-def _envs_per_program(*layouts: Sequence[LeafLayout]) -> int:
-    """Return the number of environments per program."""
-    return 1 if any(layout[0] * layout[2] > MAX_NARROW for group in layouts for layout in group) else 8
-
-
-def _options(per_program: int) -> dict[str, Any]:
-    return {"num_warps": 8 if per_program == 1 else 4, "enable_fp_fusion": False}
-
-
 def _set_tiles(layouts: Sequence[LeafLayout], per_program: int) -> tuple[LeafLayout, ...]:
-    """Set the widest tiles that this number of environments allows; returns the new layouts."""
+    """Return the layouts with the widest tiles that this number of environments per program allows."""
     max_words = MAX_COLUMNS if INTERPRETED else min(1024 // per_program, 512)
     tiles = []
     for width, _, k, inner, _ in layouts:
-        is_interleaved = k > 1 and inner == 1  # frames are stacked along the last axis
+        # Frames that are stacked along the last axis are interleaved.
+        is_interleaved = k > 1 and inner == 1
         tiles.append(min(triton.next_power_of_2(max(width, 1)), max_words // 2 if is_interleaved else max_words))
     return tuple((layout[0], tile, *layout[2:]) for layout, tile in zip(layouts, tiles, strict=True))
 
@@ -302,9 +303,17 @@ class StepWriter:
         self, rings: Rings, obs: Sequence[Leaf], next_obs: Sequence[Leaf], rest: Sequence[Leaf], totals: torch.Tensor,
         faults: tuple[torch.Tensor, torch.Tensor], *, flags: tuple[int, int], next_step: bool,
     ) -> None:  # fmt: skip
-        """`totals`: counts by groups of environments, see `draw`. `faults`: counters of bad stacks and environments.
+        """Bind the memory of the rings.
 
-        `flags`: indices of `terminated` and `truncated` in `rest`.
+        Args:
+            rings: the state of the rings.
+            obs: leaves of the observation.
+            next_obs: leaves of stored next observations, or none.
+            rest: all other leaves.
+            totals: counts of transitions by groups of environments, as in `draw`.
+            faults: counters of stacks that cannot be rebuilt, and of unknown environments.
+            flags: indices of `terminated` and `truncated` in `rest`.
+            next_step: whether the row after an end only resets the environment.
         """
         self._rings = rings
         leaves = [[_use_int64_words(leaf) for leaf in group] for group in (obs, rest, next_obs)]
@@ -315,40 +324,44 @@ class StepWriter:
             for words, leaf in zip((*obs_words, *rest_words), (*obs, *rest), strict=True)
         )
         layouts = [[leaf.layout for leaf in group] for group in leaves[:2]]
-        self._per_program = _envs_per_program(*layouts)
+        has_wide_rows = any(layout[0] * layout[2] > MAX_NARROW for group in layouts for layout in group)
+        self._per_program = 1 if has_wide_rows else 8
         self._fixed = (
             obs_words, next_words or obs_words, rest_words, rings.kind, rings.first, rings.head, rings.open,
-            rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size, rings.alive,
+            rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size,
+            rings.num_sampleable,
         )  # fmt: skip
         tiles = dict(zip(("OBS", "REST"), (_set_tiles(group, self._per_program) for group in layouts), strict=True))
         self._constants = {
             **tiles, "TERMINATED": flags[0], "TRUNCATED": flags[1], "NEXT_STEP": next_step,
-            "KEEPS_NEXT": bool(next_obs), "HAS_HISTORY": rings.slots > rings.alive, "GROUP": group_size(rings.num_envs),
-            **_options(self._per_program),
+            "KEEPS_NEXT": bool(next_obs), "HAS_HISTORY": rings.slots > rings.num_sampleable,
+            "GROUP": group_size(rings.num_envs),
+            "num_warps": 8 if has_wide_rows else 4, "enable_fp_fusion": False,
         }  # fmt: skip
         self._launches: dict[tuple[bool, bool, int], Launch] = {}
 
     def write(
         self, obs: InputLeaves, next_obs: InputLeaves, rest: InputLeaves, writers: int, steps: int,
-        envs: torch.Tensor | None, touched: tuple[torch.Tensor, torch.Tensor] | None,
+        envs: torch.Tensor | None, changes: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:  # fmt: skip
         """Store steps [steps, writers, …] of all environments or of `envs`, in the order of the leaves.
 
-        `touched` (slots, changed), each [GROUPS, steps, writers], is filled unless None.
+        `changes` are two tensors [GROUPS, steps, writers] to fill: slots, and whether the slot became a transition or
+        is no longer one.
         """
         rings = self._rings
         block, programs = blocks(writers, self._per_program)
-        key = envs is not None, touched is not None, block
+        key = envs is not None, changes is not None, block
         launch = self._launches.get(key)
         if launch is None:
-            constants = dict(zip(("HAS_ENVS", "KEEPS_TOUCHED", "BLOCK"), key, strict=True))
+            constants = dict(zip(("HAS_ENVS", "TRACKS_CHANGES", "BLOCK"), key, strict=True))
             launch = self._launches[key] = Launch(write_kernel, self._fixed, self._constants | constants, self._words)
         if self._is_widened:
             obs, next_obs, rest = (tuple(map(_align, inputs)) for inputs in (obs, next_obs, rest))
-        slots, changed = (rings.head, rings.kind) if touched is None else touched
+        changed_slots, is_changed = (rings.head, rings.kind) if changes is None else changes
         launch(
-            rings.kind, (programs, 1, 1), obs, next_obs, rest, rings.head if envs is None else envs, slots, changed,
-            writers, steps,
+            rings.kind, (programs, 1, 1), obs, next_obs, rest, rings.head if envs is None else envs,
+            changed_slots, is_changed, writers, steps,
         )  # fmt: skip
 
 

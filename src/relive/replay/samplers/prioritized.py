@@ -13,7 +13,6 @@ import torch
 
 from relive import kernels
 from relive.errors import IncompatibleCheckpoint, InvariantError, NotReadyError, PriorityError, SchemaError, explain
-from relive.kernels.priority import RingTensors
 from relive.replay.backend import Backend
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.sampler import Choice, Sampler
@@ -351,8 +350,6 @@ class _DevicePrioritized(Prioritized):
         super().on_bind()
         self.tree: Any
         self._numbers = [self.tree.largest, 0]
-        ring = self._ring
-        self._where = RingTensors(ring.kind, ring.head, ring.open, ring.num_sampleable)
         if self.normalize == "global":
             self.tree.smallest()  # makes the tree maintain its minima from now on
 
@@ -367,11 +364,11 @@ class _DevicePrioritized(Prioritized):
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor:
         """Set the priorities of row ids; returns how many rows were stale."""
         check_priorities(priority, len(slots))
-        return self.tree.accept(slots, priority, self.alpha, self.eps, self._where)
+        return self.tree.set_priorities(slots, priority, self.alpha, self.eps, self._ring)
 
     def after_write(self) -> None:
         slots, changed = self.storage.changed_slots()
-        self.tree.mark(slots, changed, self._ring.kind, self.alpha, self.eps)
+        self.tree.set_written_slots(slots, changed, self._ring.kind, self.alpha, self.eps)
 
     def on_clear(self) -> None:
         self.tree.leaves_view().zero_()
