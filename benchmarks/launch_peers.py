@@ -59,7 +59,7 @@ def _fasttd3(path: Path, device: str) -> Calls:
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
 
-    def filled(n_steps: int = 1) -> Any:
+    def fill_buffer(n_steps: int = 1) -> Any:
         buffer = module.SimpleReplayBuffer(NUM_ENVS, ROWS, OBS, ACTION, OBS, n_steps=n_steps, device=device)
         for _ in range(ROWS + 1):
             buffer.extend(given)
@@ -71,11 +71,11 @@ def _fasttd3(path: Path, device: str) -> Calls:
     given = TensorDict({"observations": now["obs"], "actions": now["action"], "next": after}, [NUM_ENVS])
 
     def add() -> Callable[[], object]:
-        buffer = filled()
+        buffer = fill_buffer()
         return lambda: buffer.extend(given)
 
     def sample(n_steps: int) -> Callable[[], object]:
-        buffer = filled(n_steps)
+        buffer = fill_buffer(n_steps)
         return lambda: buffer.sample(1)
 
     samples = {"uniform sample after a write": lambda: sample(1), "3-step sample": lambda: sample(3)}
@@ -92,18 +92,18 @@ def _torchrl(device: str) -> Calls:
     }
     given = TensorDict({"observation": now["obs"], "action": now["action"], "next": after}, [NUM_ENVS])
 
-    def filled() -> Any:
+    def fill_buffer() -> Any:
         buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS * NUM_ENVS, device=device), batch_size=BATCH)
         for _ in range(3):
             buffer.extend(given)
         return buffer
 
     def add() -> Callable[[], object]:
-        buffer = filled()
+        buffer = fill_buffer()
         return lambda: buffer.extend(given)
 
     def sample() -> Callable[[], object]:
-        buffer = filled()
+        buffer = fill_buffer()
         return buffer.sample
 
     def gae() -> Callable[[], object]:

@@ -100,20 +100,20 @@ class Stopwatch:
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def measured_call(*args: Any, **kwargs: Any) -> Any:
             start = thread_time()
             try:
                 return method(*args, **kwargs)
             finally:
                 self.seconds += thread_time() - start
 
-        return timed
+        return measured_call
 
     def _batches(self, method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         """Wrap a generator, which runs only while the next batch is requested."""
 
         @wraps(method)
-        def timed(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        def measured_call(*args: Any, **kwargs: Any) -> Iterator[Any]:
             following = self._call(iter(method(*args, **kwargs)).__next__)
             while True:
                 try:
@@ -121,7 +121,7 @@ class Stopwatch:
                 except StopIteration:
                     return
 
-        return timed
+        return measured_call
 
 
 def train(task: Task, library: str, seed: int, quick: bool) -> Run:

@@ -46,7 +46,7 @@ def _get(exporter: Any, view: Any, flags: int) -> int:
 
 @ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.POINTER(_Buffer))
 def _release(exporter: Any, view: Any) -> None:
-    exporter._released(view.contents)
+    exporter._count_release(view.contents)
 
 
 _GET_BUFFER, _RELEASE_BUFFER, _BASE_TYPE = 1, 2, 1 << 10  # Py_bf_getbuffer, Py_bf_releasebuffer, Py_TPFLAGS_BASETYPE
@@ -107,7 +107,7 @@ class _Exports:
         self.taken += 1
         return 0
 
-    def _released(self, view: _Buffer) -> None:
+    def _count_release(self, view: _Buffer) -> None:
         self.released += 1
         if self.taken == self.released:  # nothing may read this memory any more
             for memory, _, _ in self._kept:

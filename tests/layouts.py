@@ -120,7 +120,9 @@ class Both:
     def expected(self) -> dict[int, dict[str, Any]]:
         """Sampleable transitions by id."""
         n = len(self.columns)
-        return {row * n + env: step for env, column in enumerate(self.columns) for row, step in column.alive.items()}
+        return {
+            row * n + env: step for env, column in enumerate(self.columns) for row, step in column.transitions.items()
+        }
 
 
 def read(replay: rl.ReplayBuffer, ids: list[int], view: View) -> dict[Any, torch.Tensor]:

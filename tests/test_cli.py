@@ -153,45 +153,45 @@ class Own(rl.Uniform):
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> str:
+def saved_run(tmp_path: Path) -> str:
     walk([3, 5]).save(tmp_path / "run")
     return str(tmp_path / "run")
 
 
-def test_inspect_describes_a_checkpoint(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", saved]) == 0
+def test_inspect_describes_a_checkpoint(saved_run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", saved_run]) == 0
     text = capsys.readouterr().out
     assert "stored   2, 2 of them whole" in text
     assert "terminated 1 (50 %), truncated 1 (50 %)" in text
     assert "\x1b" not in text
 
 
-def test_json_is_the_report_and_nothing_else(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", saved, "--json"]) == 0
+def test_json_is_the_report_and_nothing_else(saved_run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", saved_run, "--json"]) == 0
     actual = json.loads(capsys.readouterr().out)
-    assert actual == rl.inspect(saved).as_dict()
+    assert actual == rl.inspect(saved_run).as_dict()
     assert actual["episodes"]["returns"]["mean"] == (3 + 10) / 2
 
 
 def test_inspect_writes_a_page_to_the_given_path(
-    saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "new" / "report.html"
-    assert main(["inspect", saved, "--html", str(page)]) == 0
+    assert main(["inspect", saved_run, "--html", str(page)]) == 0
     assert f"page: {page}" in capsys.readouterr().out
-    assert read_page_data(page)["source"]["path"] == saved
-    assert main(["inspect", saved, "--html", str(page), "--json"]) == 0
+    assert read_page_data(page)["source"]["path"] == saved_run
+    assert main(["inspect", saved_run, "--html", str(page), "--json"]) == 0
     json.loads(capsys.readouterr().out)
 
 
 def test_inspecting_an_unreadable_path_exits_with_one(
-    saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(tmp_path / "nowhere")]) == 1
     assert "relive inspect: " in capsys.readouterr().err
     for state in (tmp_path / "run" / "state").iterdir():
         state.write_bytes(bytes(state.stat().st_size))
-    assert main(["inspect", saved, "--json"]) == 1
+    assert main(["inspect", saved_run, "--json"]) == 1
     contents = capsys.readouterr()
     assert contents.out == ""
     assert "state/" in contents.err
@@ -245,15 +245,15 @@ def test_inspecting_disk_memory_in_use_exits_with_one(tmp_path: Path, capsys: py
 
 
 def test_inspect_fits_80_columns(
-    saved: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    saved_run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     replay = rl.ReplayBuffer(999, obs=12, action=4, seed=0)
     rows = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
     for t in range(199):
         replay.add(rows[t], rows[t, :4], -1234.5 - t, False, False, rows[t + 1])
-    replay.save(saved + "-wide")
-    assert main(["inspect", saved + "-wide"]) == 0
+    replay.save(saved_run + "-wide")
+    assert main(["inspect", saved_run + "-wide"]) == 0
     text = capsys.readouterr().out
     assert "…" not in text.partition("Fields")[2].partition("Priorities")[0].partition("Reuse")[0]
     assert max(map(len, text.splitlines())) <= 80

@@ -75,13 +75,13 @@ READERS = """
                 raise ImportError("no tensordict today")
 
     step = {"reward": 1.0, "terminated": False, "truncated": False}
-    def replay_of(sampler):
+    def make_replay(sampler):
         replay = rl.ReplayBuffer(64, obs=1, action=(), sampler=sampler, seed=0)
         for i in range(20):
             replay.add([i], 0.5, next_obs=[i + 1], **step)
         return replay
-    replay, twin = replay_of(None), replay_of(None)
-    prioritized, prioritized_twin = replay_of(rl.Prioritized()), replay_of(rl.Prioritized())
+    replay, twin = make_replay(None), make_replay(None)
+    prioritized, prioritized_twin = make_replay(rl.Prioritized()), make_replay(rl.Prioritized())
     rollout = rl.RolloutBuffer(2, None, obs={"a": 1}, action=(), seed=0)
     for i in range(2):
         rollout.add(obs={"a": [i]}, action=0.5, value=0.0, **step)

@@ -37,7 +37,7 @@ def collect(envs: Any, num_steps: int, **options: Any) -> rl.RolloutBuffer:
     return rollout
 
 
-def stored(rollout: rl.RolloutBuffer, env: int) -> list[dict[str, Any]]:
+def valid_steps(rollout: rl.RolloutBuffer, env: int) -> list[dict[str, Any]]:
     """Return the valid rows of one environment, in time order."""
     data = rollout.data[:, env]
     return [{str(key): data[key][t] for key in data.keys()} for t in range(len(data)) if data["mask"][t]]
@@ -101,7 +101,7 @@ def test_t3_every_autoreset_mode_gives_the_transitions_of_the_bare_environment(
     rollout = collect(vector(script, mode), num_steps)
     total = 0
     for env, episodes in enumerate(script):
-        rows = stored(rollout, env)
+        rows = valid_steps(rollout, env)
         expected = transitions(env, episodes, num_steps)[: len(rows)]
         advantage = expected_advantage(expected)
         finished = max((i + 1 for i, t in enumerate(expected) if t.terminated or t.truncated), default=0)
@@ -240,7 +240,7 @@ def test_t22_uint8_stays_uint8_float64_rewards_are_accepted_float_into_integers_
 def test_t25_an_end_affects_only_its_own_environment(mode: AutoresetMode) -> None:
     together = collect(vector([((2, "terminated"),), ((5, "truncated"),), ((100, "terminated"),)], mode), 8)
     for env, script in enumerate([((2, "terminated"),), ((5, "truncated"),), ((100, "terminated"),)]):
-        rows = stored(together, env)
+        rows = valid_steps(together, env)
         for row, expected in zip(rows, transitions(env, script, len(rows)), strict=True):
             assert_same(row, expected)
 

@@ -25,7 +25,7 @@ MODES = list(AutoresetMode)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def rows_of(replay: rl.ReplayBuffer, ids: list[int]) -> list[tuple[float, ...]]:
+def read_rows(replay: rl.ReplayBuffer, ids: list[int]) -> list[tuple[float, ...]]:
     batch = replay[torch.tensor(ids, dtype=torch.int64)]
     names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
     return list(zip(*(batch[name].flatten().tolist() for name in names), strict=True))
@@ -40,7 +40,7 @@ def assert_equal(both: Both) -> None:
             tuple(expected[i][k] for k in ("obs", "action", "reward", "terminated", "truncated", "next_obs"))
             for i in ids
         ]
-        assert rows_of(both.replay, ids) == wanted
+        assert read_rows(both.replay, ids) == wanted
         drawn = both.replay.sample(4 * len(ids) + 8)
         assert set(drawn["index"].tolist()) <= set(ids)
 
@@ -326,7 +326,7 @@ def goal_buffer(lengths: list[int], capacity: int, seed: int = 0) -> rl.ReplayBu
     return replay
 
 
-def reached(achieved: torch.Tensor, goal: torch.Tensor, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def is_reached(achieved: torch.Tensor, goal: torch.Tensor, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
     hit = (achieved == goal).squeeze(-1)
     assert rows.batch_size == hit.shape
     return hit.float() - 1, hit
@@ -336,7 +336,7 @@ def reached(achieved: torch.Tensor, goal: torch.Tensor, rows: Any) -> tuple[torc
 @pytest.mark.parametrize("capacity", [100, 20])
 def test_t14_hindsight_goals_are_of_the_same_episode_and_recomputed(backend: str, strategy: Any, capacity: int) -> None:
     replay = goal_buffer([7, 3, 9, 5], capacity)
-    view = rl.Hindsight("goal", "at", reached, ratio=1.0, strategy=strategy)
+    view = rl.Hindsight("goal", "at", is_reached, ratio=1.0, strategy=strategy)
     batch = replay.sample(500, view)
     at, goal = batch["obs", "at"].squeeze(1), batch["obs", "goal"].squeeze(1)
     episode, step = at // 100, at % 100
@@ -360,7 +360,7 @@ def test_t14_hindsight_goals_are_of_the_same_episode_and_recomputed(backend: str
 
 def test_t14_rows_without_hindsight_keep_their_goal(backend: str) -> None:
     replay = goal_buffer([30], 100)
-    batch = replay.sample(4000, rl.Hindsight("goal", "at", reached, ratio=0.25))
+    batch = replay.sample(4000, rl.Hindsight("goal", "at", is_reached, ratio=0.25))
     kept = batch["obs", "goal"].squeeze(1) == -1
     assert 0.70 < float(kept.float().mean()) < 0.80
     assert not batch["reward"][kept].any()
@@ -369,7 +369,7 @@ def test_t14_rows_without_hindsight_keep_their_goal(backend: str) -> None:
 
 def test_t14_n_steps_stop_where_the_new_goal_is_reached(backend: str) -> None:
     replay = goal_buffer([6], 100)
-    batch = replay.sample(300, rl.Hindsight("goal", "at", reached, ratio=1.0, view=rl.NStep(3, 0.5)))
+    batch = replay.sample(300, rl.Hindsight("goal", "at", is_reached, ratio=1.0, view=rl.NStep(3, 0.5)))
     at, goal = batch["obs", "at"].squeeze(1), batch["obs", "goal"].squeeze(1)
     steps = torch.minimum(torch.tensor(3.0), goal - at)
     assert torch.equal(batch["next_obs", "at"].squeeze(1), at + steps)
@@ -424,7 +424,7 @@ def test_t15_sequences_cross_episodes_on_request(backend: str) -> None:
 
 
 def test_t20_the_seed_decides_the_draws_and_no_global_generator_is_touched(backend: str) -> None:
-    def drawn(seed: int | None, sampler: Any) -> list[int]:
+    def draw_rows(seed: int | None, sampler: Any) -> list[int]:
         replay = rl.ReplayBuffer(64, obs=1, action=(), sampler=sampler, seed=seed)
         for i in range(64):
             replay.add([float(i)], 0.0, 0.0, False, False, [i + 1.0])
@@ -433,9 +433,9 @@ def test_t20_the_seed_decides_the_draws_and_no_global_generator_is_touched(backe
 
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"]  # noqa: NPY002
     for sampler in (rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()):
-        assert drawn(3, sampler) == drawn(3, sampler)
-        assert drawn(3, sampler) != drawn(4, sampler)
-        assert drawn(None, sampler) != drawn(None, sampler)
+        assert draw_rows(3, sampler) == draw_rows(3, sampler)
+        assert draw_rows(3, sampler) != draw_rows(4, sampler)
+        assert draw_rows(None, sampler) != draw_rows(None, sampler)
     assert torch.equal(torch_state, torch.get_rng_state())
     assert np.array_equal(numpy_state, np.random.get_state(legacy=False)["state"]["key"])  # noqa: NPY002
 

@@ -68,15 +68,15 @@ class _Worker:
         self.board, self.who = Board(*place), who
         mend = Ring.recover
 
-        def counted(ring: Any) -> None:
+        def count_and_mend(ring: Any) -> None:
             self.board[who, "mended"] += int((ring.journal > 0).sum())
             mend(ring)
 
-        setattr(Ring, "recover", counted)  # noqa: B010 (only in this process)
+        setattr(Ring, "recover", count_and_mend)  # noqa: B010 (only in this process)
         self.replay = rl.connect(handle, seed=who)
         self._last = time.monotonic()
 
-    def seen(self) -> None:
+    def record_pause(self) -> None:
         """Record the duration of the last call."""
         now = time.monotonic()
         self.board[self.who, "pause"] = max(self.board[self.who, "pause"], int(1e6 * (now - self._last)))
@@ -95,7 +95,7 @@ def write(handle: Handle, place: tuple[int, int], env: int, width: int, total: i
         board[env, "began"] = step + 1
         worker.replay.add(obs, np.array([tags[0]]), np.zeros(1), flags, flags, following, env_ids=[env])
         board[env, "done"] += 1
-        worker.seen()
+        worker.record_pause()
 
 
 def sample(handle: Handle, place: tuple[int, int], who: int, batch_size: int) -> None:
@@ -107,11 +107,11 @@ def sample(handle: Handle, place: tuple[int, int], who: int, batch_size: int) ->
             batch = worker.replay.sample(batch_size, views[turn % 2])
         except rl.NotReadyError:
             continue
-        worker.seen()
+        worker.record_pause()
         look(batch, worker.board, who)
         if "weight" in batch.keys():
             worker.replay.update_priority(batch["index"], torch.rand(batch_size))
-        worker.seen()
+        worker.record_pause()
 
 
 def look(batch: Any, board: Board, who: int) -> None:

@@ -76,7 +76,7 @@ class _Tracer:
         return self.local
 
 
-def _traced(call: Callable[[], Any], tracer: _Tracer) -> bool:
+def _is_interrupted(call: Callable[[], Any], tracer: _Tracer) -> bool:
     """Whether a call was interrupted."""
     before = sys.gettrace()
     try:
@@ -93,13 +93,13 @@ def _traced(call: Callable[[], Any], tracer: _Tracer) -> bool:
 def points(call: Callable[[], Any]) -> list[int]:
     """Run a call; return the points at which a signal can interrupt it."""
     tracer = _Tracer(None)
-    _traced(call, tracer)
+    _is_interrupted(call, tracer)
     return tracer.points
 
 
 def interrupted(call: Callable[[], Any], point: int) -> bool:
     """Run a call with a signal at one of its `points`; return whether it was interrupted."""
-    return _traced(call, _Tracer(point))
+    return _is_interrupted(call, _Tracer(point))
 
 
 class _Worker:

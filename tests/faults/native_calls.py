@@ -351,7 +351,7 @@ class PriorityTree(Subject):
 
         def touched() -> Any:
             ring = RingMemory(near)
-            made = ring.written()
+            made = ring.ring_with_steps()
             return made.touched
 
         return {
@@ -409,7 +409,7 @@ class RingMemory(Subject):
         shape.insert(self.stacks[0][1], self.k)
         return tuple(shape)
 
-    def written(self) -> Any:
+    def ring_with_steps(self) -> Any:
         """Return a ring with some steps."""
         ring = _native.RingMemory(*self.arguments)
         ring.keep_touched(True)
@@ -421,7 +421,7 @@ class RingMemory(Subject):
             self.state["count"].fill_(self.near.choice((0, 5, 2**62)))
         return ring
 
-    make = written
+    make = ring_with_steps
 
     def step(self) -> Arguments:
         near = self.near
@@ -493,7 +493,7 @@ class WriteBack(Subject):
     def __init__(self, near: Near) -> None:
         super().__init__(near)
         self.ring = RingMemory(near)
-        ring = self.ring.written()
+        ring = self.ring.ring_with_steps()
         checksums = torch.zeros(self.ring.slots, self.ring.envs, dtype=torch.int64)
         durable = near.random() < 0.5
         self.arguments = (
@@ -518,7 +518,7 @@ class PlanReader(Subject):
     def __init__(self, near: Near) -> None:
         super().__init__(near)
         self.ring = RingMemory(near)
-        self.memory = self.ring.written().memory
+        self.memory = self.ring.ring_with_steps().memory
         self.flat = self.ring.slots * self.ring.envs
         self.arguments = near.choice((self.rows, self.sequences))()
 
@@ -610,7 +610,7 @@ def rollout(near: Near, numbers: int, *settings: Any) -> Arguments:
     return (*tensors, flags(near, *shape), flags(near, *shape), mask, *settings, None)
 
 
-def given(near: Near, arguments: Arguments, outputs: int) -> Arguments:
+def choose_arguments(near: Near, arguments: Arguments, outputs: int) -> Arguments:
     """Return valid arguments of an estimator; half of the calls also pass arrays for the results."""
     if near.random() < 0.5:
         return arguments
@@ -632,10 +632,10 @@ FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
     "reads": lambda _: ([torch.zeros(3), torch.zeros(2, dtype=torch.int64)],),
     "shuffle": lambda near: (ints(near, near.randrange(6), 9), bits(near)),
     "permutation": lambda near: (near.randrange(50), bits(near)),
-    "gae": lambda near: given(near, rollout(near, 3, 0.9, 0.8), 2),
-    "lambda_return": lambda near: given(near, rollout(near, 2, 0.9, 0.8), 1),
-    "n_step_return": lambda near: given(near, rollout(near, 2, 0.9, near.randrange(1, 5)), 1),
-    "vtrace": lambda near: given(near, rollout(near, 4, 0.9, 0.8, 1.0, 1.0), 2),
+    "gae": lambda near: choose_arguments(near, rollout(near, 3, 0.9, 0.8), 2),
+    "lambda_return": lambda near: choose_arguments(near, rollout(near, 2, 0.9, 0.8), 1),
+    "n_step_return": lambda near: choose_arguments(near, rollout(near, 2, 0.9, near.randrange(1, 5)), 1),
+    "vtrace": lambda near: choose_arguments(near, rollout(near, 4, 0.9, 0.8, 1.0, 1.0), 2),
 }
 
 

@@ -17,7 +17,7 @@ WIDTH, ROWS = 1 << 15, 12
 FALSE = np.zeros(1, bool)
 
 
-def made(memory: rl.Memory) -> rl.ReplayBuffer:
+def make_buffer(memory: rl.Memory) -> rl.ReplayBuffer:
     """Return a buffer with two mutable fields, which always hold the same number."""
     extra = {"wide": rl.Mutable(rl.Field(WIDTH, torch.int64)), "mark": rl.Mutable(rl.Field((), torch.int64))}
     return rl.ReplayBuffer(ROWS, 1, (), num_envs=1, extra=extra, device=memory, seed=0)
@@ -47,7 +47,7 @@ def rewrite_until_killed(where: Handle | Path, counts: Path, careless: bool) -> 
     torch.set_num_threads(1)
     if careless:
         native_backend._make_write_back = write_without_journal
-    replay = made(rl.Memory.disk(where)) if isinstance(where, Path) else rl.connect(where, seed=1)
+    replay = make_buffer(rl.Memory.disk(where)) if isinstance(where, Path) else rl.connect(where, seed=1)
     ids, told = replay.ids(), np.memmap(counts, np.int64, "r+", shape=(2,))
     wide, mark = torch.zeros(len(ids), WIDTH, dtype=torch.int64), torch.zeros(len(ids), dtype=torch.int64)
     for number in range(int(told[0]) + 1, 1 << 30):

@@ -103,15 +103,15 @@ class Trial:
 
     def run(self, call: Call, max_points: int) -> None:
         """Interrupt a call at `max_points` of its points, or at all of them."""
-        self._prepared(call, traced=False)
+        self._prepare(call, traced=False)
         for buffer in (self.live, self.twin):  # the first call imports modules: points that later calls do not have
             call.make(buffer, self.number)()
-        places = self._prepared(call)
+        places = self._prepare(call)
         stride = max(len(places) // max_points, 1)
         call.make(self.live, self.number)()
         for place in range(0, len(places), stride):
             at = places[min(place + self.rng.randrange(stride), len(places) - 1)]
-            self._prepared(call, traced=False)
+            self._prepare(call, traced=False)
             before = read_state(self.live)
             call.make(self.twin, self.number)()
             action = call.make(self.live, self.number)
@@ -122,7 +122,7 @@ class Trial:
             self.num_interrupts += 1
             assert not failures, f"{call.name} at {at} ({place} of {len(places)}): {failures}"
 
-    def _prepared(self, call: Call, *, traced: bool = True) -> list[int]:
+    def _prepare(self, call: Call, *, traced: bool = True) -> list[int]:
         """Advance the step number and prepare both buffers; return the points of the call, traced on the twin."""
         self.number += 1
         if call.prepare is not None:
@@ -281,11 +281,11 @@ COPIES: dict[int, Any] = {}
 def copy_state(buffer: Any, number: int) -> None:
     """Copy the state of a buffer, then change the buffer."""
     taken = buffer.state_dict()
-    COPIES[id(buffer)] = {**taken, "rows": _copied(taken["rows"]), "arrays": _copied(taken["arrays"])}
+    COPIES[id(buffer)] = {**taken, "rows": _copy_arrays(taken["rows"]), "arrays": _copy_arrays(taken["arrays"])}
     add_more(buffer, number, 2)
 
 
-def _copied(arrays: Any) -> Any:
+def _copy_arrays(arrays: Any) -> Any:
     return {name: x.clone() for name, x in arrays.items()}
 
 

@@ -133,7 +133,7 @@ def fractions() -> dict[str, Any]:
 def replay(**options: Any) -> rl.ReplayBuffer:
     """Return a buffer of eight rows after eleven steps: the ring has wrapped around, and no part is empty."""
     listeners = {"stats": rl.EpisodeStats(N), "norm": {("obs", "vector"): rl.RunningNorm(3)}}
-    made = rl.ReplayBuffer(
+    make_subject = rl.ReplayBuffer(
         16, **{**DECLARED, "num_envs": N, "seed": 0, "autoreset": "Disabled", **listeners, **options}
     )
     for t in range(11):
@@ -141,16 +141,16 @@ def replay(**options: Any) -> rl.ReplayBuffer:
         for leaf in ("image", "vector"):
             step["obs"][leaf][:] = t
             step["next_obs"][leaf][:] = t + 1
-        made.add(**step)
-    if made.sampler != rl.Uniform():
-        made.sample(4)
-    return made
+        make_subject.add(**step)
+    if make_subject.sampler != rl.Uniform():
+        make_subject.sample(4)
+    return make_subject
 
 
 def prioritized() -> rl.ReplayBuffer:
-    made = replay(sampler=rl.Prioritized())
-    made.update_priority(made.ids()[:4], [1.0, 2.0, 3.0, 4.0])
-    return made
+    make_subject = replay(sampler=rl.Prioritized())
+    make_subject.update_priority(make_subject.ids()[:4], [1.0, 2.0, 3.0, 4.0])
+    return make_subject
 
 
 def empty_replay(**options: Any) -> rl.ReplayBuffer:
@@ -265,7 +265,7 @@ def reading_cases() -> Iterator[Case]:
                 lambda b, view=view: b.sample(4, view),
                 rl.NotReadyError,
             )
-    for view in (rl.NStep(3, 0.9), rl.Sequence(3), relabelled(), rl.Window(action=(0, 1))):
+    for view in (rl.NStep(3, 0.9), rl.Sequence(3), hindsight_view(), rl.Window(action=(0, 1))):
         yield Case(f"stored.sample({type(view).__name__})", REPLAYS["stored"], lambda b, view=view: b.sample(4, view))
     for label, view in {"a class": rl.NStep, "text": "n-step", "a number": 3}.items():
         yield Case(f"replay.sample(view: {label})", replay, lambda b, view=view: b.sample(4, view))
@@ -302,7 +302,7 @@ def late_beta(value: Any) -> rl.ReplayBuffer:
     return replay(sampler=rl.Prioritized(beta=lambda draws: value if draws else 0.5))
 
 
-def relabelled(**options: Any) -> rl.Hindsight:
+def hindsight_view(**options: Any) -> rl.Hindsight:
     def same(achieved: torch.Tensor, goal: torch.Tensor, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return rows["reward"], rows["terminated"]
 
@@ -323,7 +323,7 @@ def hindsight_cases() -> Iterator[Case]:
         "across episodes": {"view": rl.Sequence(3, cross_episodes=True)},
         "a window of an unknown field": {"view": rl.Window(colour=(0, 1))},
     }.items():
-        view = relabelled(**options)
+        view = hindsight_view(**options)
         draws = label.startswith("fn")
         yield Case(
             f"replay.sample(hindsight with {label})", replay, lambda b, view=view: b.sample(4, view), draws=draws
@@ -419,12 +419,12 @@ def making_cases() -> Iterator[Case]:
     def makes(name: str, make: Callable[[], object], error: type[Exception] = rl.SchemaError) -> Case:
         return Case(name, nothing, lambda _: make(), error)
 
-    made = {
+    make_subject = {
         "ReplayBuffer": lambda **o: rl.ReplayBuffer(**{"capacity": 8, **DECLARED, "num_envs": N, **o}),
         "RolloutBuffer": lambda **o: rl.RolloutBuffer(**{"num_steps": 8, **DECLARED, "num_envs": N, **o}),
         "DistillationBuffer": lambda **o: rl.DistillationBuffer(**{"capacity": 8, **DECLARED, **o}),
     }
-    for kind, make in made.items():
+    for kind, make in make_subject.items():
         size = "num_steps" if kind == "RolloutBuffer" else "capacity"
         optional = "action" if kind == "DistillationBuffer" else ""
         for label, wrong in numbers(whole=True).items():
@@ -442,7 +442,7 @@ def making_cases() -> Iterator[Case]:
             yield makes(f"{kind}(seed: {label})", lambda make=make, seed=seed: make(seed=seed))
         for label, device in {"unknown": "nowhere", "1.5": 1.5, "none": None}.items():
             yield makes(f"{kind}(device: {label})", lambda make=make, device=device: make(device=device))
-    for kind, make in list(made.items())[:2]:
+    for kind, make in list(make_subject.items())[:2]:
         for label, options in {
             "an int reward": {"reward": rl.Field((), torch.int64)},
             "an unknown autoreset": {"autoreset": "sometimes"},
@@ -455,7 +455,7 @@ def making_cases() -> Iterator[Case]:
             "a norm that is none": {"norm": {("obs", "vector"): 3}},
         }.items():
             yield makes(f"{kind}({label})", lambda make=make, options=options: make(**options))
-    replay_of = made["ReplayBuffer"]
+    replay_of = make_subject["ReplayBuffer"]
     for label, options in {
         "a capacity that does not divide": {"capacity": 7},
         "next_obs: maybe": {"next_obs": "maybe"},
@@ -466,8 +466,10 @@ def making_cases() -> Iterator[Case]:
     }.items():
         yield makes(f"ReplayBuffer({label})", lambda options=options: replay_of(**options))
     yield makes("ReplayBuffer(more than memory)", lambda: replay_of(capacity=2**40), MemoryError)
-    yield makes("DistillationBuffer(more than memory)", lambda: made["DistillationBuffer"](capacity=2**40), MemoryError)
-    yield makes("RolloutBuffer(more than memory)", lambda: made["RolloutBuffer"](num_steps=2**40), MemoryError)
+    yield makes(
+        "DistillationBuffer(more than memory)", lambda: make_subject["DistillationBuffer"](capacity=2**40), MemoryError
+    )
+    yield makes("RolloutBuffer(more than memory)", lambda: make_subject["RolloutBuffer"](num_steps=2**40), MemoryError)
     yield from description_cases(makes)
 
 
@@ -494,7 +496,7 @@ def description_cases(makes: Callable[..., Case]) -> Iterator[Case]:
                 yield makes(f"Prioritized({name}: {label})", lambda n=name, w=wrong: rl.Prioritized(**{n: w}))
     for label, wrong in fractions().items():
         yield makes(f"NStep(gamma: {label})", lambda wrong=wrong: rl.NStep(3, wrong))
-        yield makes(f"Hindsight(ratio: {label})", lambda wrong=wrong: relabelled(ratio=wrong))
+        yield makes(f"Hindsight(ratio: {label})", lambda wrong=wrong: hindsight_view(ratio=wrong))
     for label, make in {
         "Stacked(k: 1)": lambda: rl.Stacked(3, 1),
         "Stacked(axis outside)": lambda: rl.Stacked(3, 4, axis=2),
@@ -503,7 +505,7 @@ def description_cases(makes: Callable[..., Case]) -> Iterator[Case]:
         "Field(an unknown dtype)": lambda: rl.Field(3, "nothing"),  # type: ignore[arg-type]
         "Field(text)": lambda: rl.Field(3, str),
         "Field(eight-bit floats)": lambda: rl.Field(3, torch.float8_e4m3fn),
-        "Hindsight(strategy)": lambda: relabelled(strategy="past"),
+        "Hindsight(strategy)": lambda: hindsight_view(strategy="past"),
         "Prioritized(normalize)": lambda: rl.Prioritized(normalize="never"),  # type: ignore[arg-type]
         "Prioritized(a power beyond float64)": lambda: rl.Prioritized(alpha=4.0, eps=1e100),
         "EpisodeStats(metrics: text)": lambda: rl.EpisodeStats(2, metrics="speed"),
@@ -531,15 +533,15 @@ def values() -> dict[str, Any]:
 def rollout(steps: int = 3, truncated: bool = False, **options: Any) -> rl.RolloutBuffer:
     listeners = {"stats": rl.EpisodeStats(N), "norm": {("obs", "vector"): rl.RunningNorm(3)}}
     settings = {**DECLARED, "num_envs": N, "seed": 0, "autoreset": "Disabled", **listeners, **options}
-    made = rl.RolloutBuffer(4, **settings)
+    make_subject = rl.RolloutBuffer(4, **settings)
     for t in range(steps):
         step = values()
         step["obs"]["vector"][:] = t
         step["truncated"][:] = truncated and t == 1
-        made.add(**step, **({"final_obs": right()["obs"]} if truncated else {}))
+        make_subject.add(**step, **({"final_obs": right()["obs"]} if truncated else {}))
     if steps:
-        made.attach(mark=torch.ones(steps, N))
-    return made
+        make_subject.attach(mark=torch.ones(steps, N))
+    return make_subject
 
 
 def empty_rollout() -> rl.RolloutBuffer:
@@ -621,11 +623,11 @@ def advantage_cases() -> Iterator[Case]:
 
 
 def without_values() -> rl.RolloutBuffer:
-    made = empty_rollout()
+    make_subject = empty_rollout()
     step = values()
     step.pop("value")
-    made.add(**step)
-    return made
+    make_subject.add(**step)
+    return make_subject
 
 
 def minibatch_cases() -> Iterator[Case]:
@@ -696,11 +698,11 @@ def minibatch_cases() -> Iterator[Case]:
 
 def distillation(**options: Any) -> rl.DistillationBuffer:
     """Return a buffer of five rows in two rounds; ids 0 to 21 are overwritten."""
-    made = rl.DistillationBuffer(5, **{"obs": 3, "action": rl.Field((), torch.int64), "seed": 0, **options})
-    made.add(np.ones((20, 3)), np.ones(20, np.int64))
-    made.next_round()
-    made.add(np.full((2, 3), 2.0), [2, 2])
-    return made
+    make_subject = rl.DistillationBuffer(5, **{"obs": 3, "action": rl.Field((), torch.int64), "seed": 0, **options})
+    make_subject.add(np.ones((20, 3)), np.ones(20, np.int64))
+    make_subject.next_round()
+    make_subject.add(np.full((2, 3), 2.0), [2, 2])
+    return make_subject
 
 
 def empty_distillation() -> rl.DistillationBuffer:
@@ -788,25 +790,27 @@ class Failing:
 
 
 def vectors() -> rl.ReplayBuffer:
-    made = rl.ReplayBuffer(8, obs=3, action=rl.Field((), torch.int64))
+    make_subject = rl.ReplayBuffer(8, obs=3, action=rl.Field((), torch.int64))
     for t in range(6):
-        made.add([t, t, t], t, 0.0, False, False, [t + 1] * 3)
-    return made
+        make_subject.add([t, t, t], t, 0.0, False, False, [t + 1] * 3)
+    return make_subject
 
 
 # Statistics, norms
 
 
 def stats() -> rl.EpisodeStats:
-    made = rl.EpisodeStats(N, window=3, metrics=("speed",), reasons=("fall",))
-    made.update([1.0, 2.0], [True, False], [False, False], metrics={"speed": [1.0, 1.0]}, reasons=["fall", None])
-    return made
+    make_subject = rl.EpisodeStats(N, window=3, metrics=("speed",), reasons=("fall",))
+    make_subject.update(
+        [1.0, 2.0], [True, False], [False, False], metrics={"speed": [1.0, 1.0]}, reasons=["fall", None]
+    )
+    return make_subject
 
 
 def norm() -> rl.RunningNorm:
-    made = rl.RunningNorm(3)
-    made.update([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]])
-    return made
+    make_subject = rl.RunningNorm(3)
+    make_subject.update([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]])
+    return make_subject
 
 
 def listener_cases() -> Iterator[Case]:
@@ -1045,7 +1049,7 @@ def forget() -> Iterator[None]:
 
 def complaint(case: Case, backend: str = "") -> str | None:
     """Return a description of a badly refused call; None for a good refusal."""
-    subject, before = subjects.pop((backend, case.make), None) or made(case)
+    subject, before = subjects.pop((backend, case.make), None) or make_subject(case)
     try:
         case.call(subject)
     except Exception as error:
@@ -1065,7 +1069,7 @@ def complaint(case: Case, backend: str = "") -> str | None:
     return None
 
 
-def made(case: Case) -> tuple[Any, str]:
+def make_subject(case: Case) -> tuple[Any, str]:
     subject = case.make()
     return subject, digest(subject)
 

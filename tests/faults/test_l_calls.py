@@ -129,7 +129,7 @@ FIELDS: dict[str, tuple[tuple[int, ...], Any]] = {
 NOTE = {"note": rl.Field((), torch.bool)}
 
 
-def _relabelled(achieved: Any, goal: Any, rows: Any) -> Any:
+def _relabel(achieved: Any, goal: Any, rows: Any) -> Any:
     return rows["reward"], rows["terminated"]
 
 
@@ -140,7 +140,7 @@ def _views(fate: Fate) -> Any:
     return fate.one([
         None, None, rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3, burn_in=1), rl.Sequence(2, cross_episodes=True),
         rl.Sequence(3, step_index=True),
-        rl.Sequence(2**63), rl.NStep(2**62, 1.0), rl.Hindsight("obs", "obs", _relabelled),
+        rl.Sequence(2**63), rl.NStep(2**62, 1.0), rl.Hindsight("obs", "obs", _relabel),
         rl.Hindsight("obs", "obs", _nothing), rl.Transition, 7, rl.Window(obs=(-2, 0, 9), action=range(3)),
         rl.Window(action=(-(2**31) + 1, 2**31 - 1), view=rl.NStep(2**62, 1.0), pad="zero"), rl.Window(colour=(0,)),
     ])  # fmt: skip

@@ -301,13 +301,13 @@ def test_statistics_end_where_their_numbers_would_not_be_exact() -> None:
 
 @pytest.mark.parametrize("border", [2**31, 2**32])
 def test_a_norm_counts_exactly_beyond_a_border(border: int) -> None:
-    norm = counted(border - 1)
+    norm = make_norm(border - 1)
     norm.update([2.0, 2.0, 2.0])
     assert norm.count == border + 2
 
 
 def test_a_norm_ends_where_its_count_would_not_be_exact() -> None:
-    norm = counted(2**53 - 3)
+    norm = make_norm(2**53 - 3)
     norm.update([1.0, 1.0])
     assert norm.count == 2**53 - 1
     before = digest(norm)
@@ -317,7 +317,7 @@ def test_a_norm_ends_where_its_count_would_not_be_exact() -> None:
     assert digest(norm) == before
 
 
-def counted(rows: int) -> rl.RunningNorm:
+def make_norm(rows: int) -> rl.RunningNorm:
     norm = rl.RunningNorm(())
     norm.restore(norm.snapshot() | {"count": torch.tensor(float(rows), dtype=torch.float64)})
     return norm

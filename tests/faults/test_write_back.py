@@ -15,7 +15,7 @@ import pytest
 import relive as rl
 from tests.faults import rewriter
 from tests.faults.processes import CONTEXT
-from tests.faults.rewriter import fill, made, torn_rows
+from tests.faults.rewriter import fill, make_buffer, torn_rows
 from tests.totals import SEED, tell, trials
 
 pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
@@ -57,7 +57,7 @@ def disk_trial(root: Path, counts: Path, seconds: float, *, careless: bool = Fal
 def test_a_kill_on_disk_leaves_rows_old_or_new(tmp_path: Path) -> None:
     min_kills, rng, inside, count = trials("WRITE_BACK_DISK", 3), random.Random(SEED), 0, 0
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
-    with made(rl.Memory.disk(tmp_path / "memory")) as replay:
+    with make_buffer(rl.Memory.disk(tmp_path / "memory")) as replay:
         fill(replay)
     while count < min_kills or (not inside and count < 40):
         inside += disk_trial(tmp_path / "memory", tmp_path / "counts", rng.uniform(0, 0.03))
@@ -70,7 +70,7 @@ def test_a_kill_on_disk_leaves_rows_old_or_new(tmp_path: Path) -> None:
 def test_a_kill_in_shared_memory_leaves_rows_old_or_new(tmp_path: Path) -> None:
     min_kills, rng, inside, seen, count = trials("WRITE_BACK", 10), random.Random(SEED), 0, 0, 0
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
-    replay = made(rl.Memory.shared())
+    replay = make_buffer(rl.Memory.shared())
     fill(replay)
     while count < min_kills or (not inside and count < 40):
         begun, done = killed_while_writing(replay.handle(), tmp_path / "counts", rng.uniform(0, 0.03))
@@ -96,7 +96,7 @@ def test_a_kill_in_shared_memory_leaves_rows_old_or_new(tmp_path: Path) -> None:
 def test_a_row_without_a_journal_entry_is_detected(tmp_path: Path) -> None:
     """Canary: without the journal, a kill leaves a torn row."""
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
-    replay = made(rl.Memory.shared())
+    replay = make_buffer(rl.Memory.shared())
     fill(replay)
     rng = random.Random(SEED)
     torn: list[int] = []
@@ -112,7 +112,7 @@ def test_a_row_without_a_journal_entry_is_detected(tmp_path: Path) -> None:
 def test_a_copy_without_the_lock_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canary: mutable fields copied without the lock are torn by another process."""
     np.zeros(2, np.int64).tofile(tmp_path / "counts")
-    replay = made(rl.Memory.shared())
+    replay = make_buffer(rl.Memory.shared())
     fill(replay)
     process: Any = CONTEXT.Process(
         target=rewriter.rewrite_until_killed, args=(replay.handle(), tmp_path / "counts", False), daemon=True

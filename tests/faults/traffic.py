@@ -62,7 +62,7 @@ class Traffic:
         self._stop = threading.Event()
 
     @property
-    def written(self) -> int:
+    def num_written(self) -> int:
         return sum(self.begun)
 
     def run(self, rows: int, seconds: float, *, min_drawn: int = 0, min_saves: int = 0) -> None:
@@ -75,7 +75,7 @@ class Traffic:
             thread.start()
         while not self.errors and (spent := time.monotonic() - start) < max(seconds, PATIENCE):
             has_minima = self.drawn >= min_drawn and self.saves >= min_saves
-            if has_minima and (self.written >= rows or spent >= seconds):
+            if has_minima and (self.num_written >= rows or spent >= seconds):
                 break
             time.sleep(0.01)
         self._stop.set()
@@ -83,9 +83,9 @@ class Traffic:
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads), "a thread never ended"
         tell(
-            f"D1: {self.written} rows of {self.width} bytes written, {self.drawn} observations read, {self.updated} "
-            f"priorities updated, {self.saves} saves loaded in {time.monotonic() - start:.1f} s: {self.torn} torn, "
-            f"{self.unknown} unknown"
+            f"D1: {self.num_written} rows of {self.width} bytes written, {self.drawn} observations read, "
+            f"{self.updated} priorities updated, {self.saves} saves loaded in {time.monotonic() - start:.1f} s: "
+            f"{self.torn} torn, {self.unknown} unknown"
         )
 
     def _until_stopped(self, work: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ def names() -> dict[str, Any]:
     return namespace
 
 
-def filled(sampler: Any) -> rl.ReplayBuffer:
+def fill_buffer(sampler: Any) -> rl.ReplayBuffer:
     replay = rl.ReplayBuffer(100, obs=1, action=(), sampler=sampler, seed=0)
     for t in range(60):
         replay.add([float(t * t)], 0.0, float(t), False, False, [float((t + 1) ** 2)])
@@ -43,7 +43,7 @@ def test_the_sampler_prefers_new_rows_and_the_view_adds_the_change(names: dict[s
 
 
 def test_a_loaded_sampler_continues_its_draws_with_every_view(names: dict[str, Any], tmp_path: Path) -> None:
-    replay = filled(names["ByPolicyAge"](10))
+    replay = fill_buffer(names["ByPolicyAge"](10))
     replay.save(tmp_path)
     again = rl.load(tmp_path, rl.ReplayBuffer, sampler=names["ByPolicyAge"](10))
     for view in (names["Delta"](), rl.NStep(3, 0.9), rl.Sequence(4)):

@@ -45,7 +45,7 @@ class Column:
         self.pending = None
 
     @property
-    def alive(self) -> dict[int, dict[str, Any]]:
+    def transitions(self) -> dict[int, dict[str, Any]]:
         """The transitions that may be drawn, by row number."""
         newest = len(self.rows) - (self.pending is None)
         oldest = max(self.floor, newest - self.window + 1)
@@ -55,14 +55,14 @@ class Column:
         """Return up to n transitions of one episode, starting at a row."""
         found = []
         for i in range(row, row + n):
-            if i not in self.alive:
+            if i not in self.transitions:
                 break
-            found.append(self.alive[i])
+            found.append(self.transitions[i])
         return found
 
     def run_before(self, row: int, n: int) -> list[dict[str, Any]]:
         """Return up to n transitions of the same episode before a row, oldest first."""
         found: list[dict[str, Any]] = []
-        while len(found) < n and row - 1 - len(found) in self.alive:
-            found.append(self.alive[row - 1 - len(found)])
+        while len(found) < n and row - 1 - len(found) in self.transitions:
+            found.append(self.transitions[row - 1 - len(found)])
         return found[::-1]

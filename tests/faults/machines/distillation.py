@@ -40,7 +40,7 @@ class DistillationMachine(Machine):
         self.model = Model()
 
     @property
-    def stored(self) -> range:
+    def stored_ids(self) -> range:
         """Ids of the stored rows."""
         count = len(self.model.rows)
         return range(max(self.model.floor, count - self.capacity), count)
@@ -89,20 +89,20 @@ class DistillationMachine(Machine):
     def recent(self, rounds: int | None) -> list[int]:
         """The stored rows of the newest rounds."""
         oldest = 0 if rounds is None else self.model.round - rounds + 1
-        return [i for i in self.stored if self.model.rows[i]["round"] >= oldest]
+        return [i for i in self.stored_ids if self.model.rows[i]["round"] >= oldest]
 
-    @precondition(lambda self: self.stored)
+    @precondition(lambda self: self.stored_ids)
     @rule(size=st.integers(1, 7), rounds=st.sampled_from([None, 1, 2, 9]), share=st.booleans())
     def sample(self, size: int, rounds: int | None, share: bool) -> None:
         if not self.recent(rounds):
             return
         wanted = {rounds: 0.5} if share and rounds is not None else rounds
         batch = self.buffer.sample(size, recent=wanted)
-        assert set(batch["index"].tolist()) <= set(self.stored if share else self.recent(rounds))
+        assert set(batch["index"].tolist()) <= set(self.stored_ids if share else self.recent(rounds))
         self._check(batch, size)
         self.count("sample")
 
-    @precondition(lambda self: self.stored)
+    @precondition(lambda self: self.stored_ids)
     @rule(size=st.integers(1, 7), rounds=st.sampled_from([None, 1, 2]), shuffle=st.booleans())
     def epochs(self, size: int, rounds: int | None, shuffle: bool) -> None:
         rows = self.recent(rounds)
@@ -125,10 +125,10 @@ class DistillationMachine(Machine):
         assert batch["round"].tolist() == [row["round"] for row in rows]
 
     def compare(self) -> None:
-        assert len(self.buffer) == len(self.stored)
+        assert len(self.buffer) == len(self.stored_ids)
         assert self.buffer.round == self.model.round
-        if self.stored:
-            self._check(self.buffer[list(self.stored)], len(self.stored))
+        if self.stored_ids:
+            self._check(self.buffer[list(self.stored_ids)], len(self.stored_ids))
 
     def wrong_calls(self) -> list[WrongCall]:
         buffer = self.buffer
@@ -152,6 +152,6 @@ class DistillationMachine(Machine):
                 lambda: buffer.add(obs, action, colour=np.ones(2)),
                 lambda: buffer.add(obs, action.astype(np.float32)),
             ]
-        if not self.stored:
+        if not self.stored_ids:
             calls += [lambda: buffer.sample(1), lambda: next(iter(buffer.epochs(1)))]
         return calls

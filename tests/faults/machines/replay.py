@@ -36,10 +36,12 @@ class Model:
     largest: float = 1.0
 
     @property
-    def alive(self) -> dict[int, dict[str, Any]]:
+    def transitions(self) -> dict[int, dict[str, Any]]:
         """Sampleable transitions by id."""
         n = len(self.columns)
-        return {row * n + env: step for env, column in enumerate(self.columns) for row, step in column.alive.items()}
+        return {
+            row * n + env: step for env, column in enumerate(self.columns) for row, step in column.transitions.items()
+        }
 
     def add(self, env: int, step: dict[str, Any]) -> None:
         column = self.columns[env]
@@ -94,7 +96,7 @@ class ReplayMachine(Machine):
             return first
         return (first if self.pad == "repeat" else 0,) * (FRAMES - 1) + (first,)
 
-    def after(self, obs: Any) -> Any:
+    def next_after(self, obs: Any) -> Any:
         return (*obs[1:], self.fresh()) if self.layout == "stacked" else self.fresh()
 
     def step(self, env: int, end: str, jumps: bool) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class ReplayMachine(Machine):
             "reward": self.fresh(),
             "terminated": end in ("terminated", "both"),
             "truncated": end in ("truncated", "both"),
-            "next_obs": self.start() if resets else self.after(obs),
+            "next_obs": self.start() if resets else self.next_after(obs),
             "tag": model.staged["tag"][env] if "tag" in model.staged else self.fresh(),
         }
         is_over = end != "goes on" and not resets and self.mode != "NEXT_STEP"
@@ -133,7 +135,7 @@ class ReplayMachine(Machine):
         values = np.array(numbers, np.float32)
         return {"x": np.stack([values, -values], 1), "y": np.array(numbers, np.int32)}
 
-    def chosen(self, data: st.DataObject) -> list[int] | None:
+    def choose_envs(self, data: st.DataObject) -> list[int] | None:
         """Draw some environments, or None for all."""
         if self.envs is None or self.model.staged or data.draw(st.booleans(), "all"):
             return None
@@ -148,7 +150,7 @@ class ReplayMachine(Machine):
 
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:
-        envs = self.chosen(data)
+        envs = self.choose_envs(data)
         self.buffer.add(**self.arrays(self.steps(data, envs)), env_ids=envs)
         self.model.staged.clear()
         self.count("add")
@@ -156,7 +158,7 @@ class ReplayMachine(Machine):
     @precondition(lambda self: self.mode is not None)
     @rule(data=st.data())
     def add_step(self, data: st.DataObject) -> None:
-        envs = self.chosen(data)
+        envs = self.choose_envs(data)
         steps = self.steps(data, envs)
         given = self.arrays(steps)
         returned, info = given.pop("next_obs"), {}
@@ -173,7 +175,7 @@ class ReplayMachine(Machine):
     @precondition(lambda self: not self.model.staged)
     @rule(data=st.data(), length=st.integers(1, 12))
     def extend(self, data: st.DataObject, length: int) -> None:
-        envs = self.chosen(data)
+        envs = self.choose_envs(data)
         block = [self.arrays(self.steps(data, envs)) for _ in range(length)]
         self.buffer.extend(_stacked(block), env_ids=envs)
         self.count("extend")
@@ -213,7 +215,7 @@ class ReplayMachine(Machine):
 
     # Reading
 
-    @precondition(lambda self: self.model.alive)
+    @precondition(lambda self: self.model.transitions)
     @rule(
         sizes=st.lists(st.integers(1, 8), min_size=1, max_size=5),
         view=st.sampled_from([None, rl.NStep(3, 0.5), rl.Sequence(3, burn_in=1), rl.Window(action=range(-2, 3))]),
@@ -223,7 +225,7 @@ class ReplayMachine(Machine):
             self._sample(size, view)
 
     def _sample(self, size: int, view: Any) -> None:
-        alive = self.model.alive
+        alive = self.model.transitions
         view = None if self.layout == "stored" else view
         if isinstance(self.sampler, rl.WithoutReplacement) and size > len(alive):
             with pytest.raises(rl.NotReadyError):
@@ -244,7 +246,7 @@ class ReplayMachine(Machine):
         self.count(f"sample {type(view).__name__}" if view is not None else "sample Transition")
 
     def _check_draw(self, ids: list[int], size: int, batch: TensorDict) -> None:
-        model, alive = self.model, set(self.model.alive)
+        model, alive = self.model, set(self.model.transitions)
         if isinstance(self.sampler, rl.WithoutReplacement):
             left = model.epoch & alive or alive
             assert len(ids) == len(set(ids)) == min(size, len(left))
@@ -312,7 +314,7 @@ class ReplayMachine(Machine):
         known = st.sampled_from(sorted(self.model.priority))
         updates = data.draw(st.lists(st.tuples(known, st.sampled_from([0.0, 0.25, 1.0, 7.5])), min_size=1, max_size=6))
         ids, priorities = zip(*updates, strict=True)
-        alive = self.model.alive
+        alive = self.model.transitions
         stale = self.buffer.update_priority(list(ids), list(priorities))
         assert stale == sum(i not in alive for i in ids)
         for i, priority in updates:
@@ -322,7 +324,7 @@ class ReplayMachine(Machine):
         self.count("update_priority")
 
     def compare(self) -> None:
-        alive = self.model.alive
+        alive = self.model.transitions
         ids = sorted(alive)
         assert self.buffer.ids().tolist() == ids
         assert len(self.buffer) == len(ids)
@@ -368,7 +370,7 @@ class ReplayMachine(Machine):
             lambda: buffer.update_priority([0], [1.0, 2.0, 3.0]),
             lambda: buffer.save(self.root, keep=0),
         ]
-        if not self.model.alive:
+        if not self.model.transitions:
             calls.append(lambda: buffer.sample(1))
         if self.model.staged:
             calls.append(lambda: buffer.stage(**dict.fromkeys(self.model.staged, 1)))

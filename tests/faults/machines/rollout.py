@@ -95,7 +95,7 @@ class RolloutMachine(Machine):
         ]
         return step, led
 
-    def given(self, step: dict[str, list[Any]], valued: bool) -> dict[str, Any]:
+    def choose_fields(self, step: dict[str, list[Any]], valued: bool) -> dict[str, Any]:
         dtypes = {"terminated": bool, "truncated": bool, "tag": np.int64}
         left = {"obs", "mask", *self.model.staged, *(() if valued else ("value",))}
         found = {
@@ -103,7 +103,7 @@ class RolloutMachine(Machine):
         }
         return found | {"obs": self.observations(step["obs"])}
 
-    def stored(self, step: dict[str, list[Any]], led: list[int], valued: bool, *, finals: bool) -> None:
+    def store(self, step: dict[str, list[Any]], led: list[int], valued: bool, *, finals: bool) -> None:
         model, at = self.model, len(self.model.steps)
         for env in range(self.n if finals else 0):
             if step["truncated"][env] and not step["terminated"][env]:
@@ -121,8 +121,8 @@ class RolloutMachine(Machine):
         valued = self.model.valued if self.model.steps else valued
         step, led = self.step([data.draw(ENDS, "end") for _ in range(self.n)], valued)
         more = {"final_obs": self.observations(led)} if finals else {}
-        self.buffer.add(**self.given(step, valued), **more)
-        self.stored(step, led, valued, finals=finals)
+        self.buffer.add(**self.choose_fields(step, valued), **more)
+        self.store(step, led, valued, finals=finals)
         self.count("add")
 
     @precondition(lambda self: self.mode is not None and len(self.model.steps) < self.num_steps)
@@ -130,14 +130,14 @@ class RolloutMachine(Machine):
     def add_step(self, data: st.DataObject) -> None:
         valued = self.model.valued or not self.model.steps
         step, led = self.step([data.draw(ENDS, "end") for _ in range(self.n)], valued)
-        given = self.given(step, valued)
+        given = self.choose_fields(step, valued)
         returned, info = self.observations(led), {}
         if self.mode == "SAME_STEP":
             info = {"final_obs": returned, "_final_obs": given["terminated"] | given["truncated"]}
             returned = self.observations(self.model.now)
         parts = (returned, *(given.pop(name) for name in ("reward", "terminated", "truncated")), info)
         self.buffer.add_step(step=parts, **given)
-        self.stored(step, led, valued, finals=self.mode != "NEXT_STEP")
+        self.store(step, led, valued, finals=self.mode != "NEXT_STEP")
         self.count("add_step")
 
     @precondition(lambda self: len(self.model.steps) < self.num_steps)
@@ -264,7 +264,7 @@ class RolloutMachine(Machine):
 
     def wrong_calls(self) -> list[WrongCall]:
         buffer, model, n = self.buffer, self.model, self.n
-        good = self.given(
+        good = self.choose_fields(
             {name: [1] * n for name in ("obs", "action", "reward", "value", "log_prob", "tag")}
             | {name: [False] * n for name in ("terminated", "truncated")},
             True,

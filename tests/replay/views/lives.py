@@ -88,7 +88,9 @@ class Life:
 
     def rows(self) -> list[tuple[int, int, int]]:
         """(id, environment, row) of everything that may be drawn."""
-        found = [(row * self.count + env, env, row) for env, column in enumerate(self.columns) for row in column.alive]
+        found = [
+            (row * self.count + env, env, row) for env, column in enumerate(self.columns) for row in column.transitions
+        ]
         return sorted(found)
 
 
