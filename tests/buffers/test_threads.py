@@ -261,7 +261,7 @@ KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
     "norm": (rl.RunningNorm, lambda: rl.RunningNorm(3), NORM),
 }
 CLASS_METHODS = {"for_env", "estimate_bytes", "from_config", "from_disk"}
-LOCKED_METHODS = {"config", "state", "load_state", "rows", "parts", "check_state"}
+LOCKED_METHODS = {"config", "state", "load_state", "rows", "components", "check_state"}
 """Methods that `save` calls under the lock, because the returned tensors share the buffer's memory."""
 
 

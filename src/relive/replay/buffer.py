@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
+from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from relive import lazy
 from relive.checkpoint.snapshot import Rows, SnapshotReader, State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
-from relive.errors import CorruptCheckpoint, NotReadyError, SchemaError, explain, warn_user
+from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, NotReadyError, SchemaError, explain, warn_user
 from relive.kernels import complete
 from relive.locking import ClosedLock, make_lock, recovery_callback
 from relive.replay.backend import Backend
@@ -25,8 +26,8 @@ from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
 from relive.replay.recovery import RecoverableBuffer, read_last_commit
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import resume
-from relive.replay.settings import ReplaySettings, require_backing, require_empty, saved_arguments
-from relive.replay.step_input import StepInput, plan_counts
+from relive.replay.settings import ReplaySettings, require_saved_sizes, saved_arguments
+from relive.replay.step_input import StepInput
 from relive.replay.views import View
 from relive.replay.views.view import Finish, ReadContext, batch_plan, bind_view
 from relive.schema.assembly import (
@@ -42,7 +43,7 @@ from relive.schema.assembly import (
 )
 from relive.schema.autoreset import DeclaredMode, read_env_settings, warn_of_frame_stacks
 from relive.schema.conversion import as_tensor, convert_row_ids
-from relive.schema.fields import DTYPES, Declaration, Path, replay_nbytes, replay_schema
+from relive.schema.fields import DTYPES, Declaration, Path, caller_shape, replay_nbytes, replay_schema
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
@@ -107,14 +108,9 @@ class ReplayBuffer(StateDictMixin):
         autoreset: AutoresetMode | str | None = None, stats: EpisodeStats | None = None, norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        settings = ReplaySettings(
+        self.settings = settings = ReplaySettings(
             capacity, obs, action, num_envs, reward, extra or {}, sampler, device, next_obs, autoreset, stats, norm
         )
-        self._build(settings, seed)
-
-    def _build(self, settings: ReplaySettings, seed: int | None) -> None:
-        """Allocate an empty buffer from verified settings."""
-        self.settings = settings
         self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
         self.device, self._schema = settings.device, settings.schema
         self._declared, self._observers = DeclaredMode(settings.autoreset), settings.observers
@@ -201,8 +197,6 @@ class ReplayBuffer(StateDictMixin):
         self.storage.recover()
         self.sampler.on_recover()
 
-    # Methods that write rows
-
     def add(
         self, obs: Any = None, action: Any = None, reward: Any = None, terminated: Any = None, truncated: Any = None,
         next_obs: Any = None, *, env_ids: Any = None, **extra: Any,
@@ -211,14 +205,13 @@ class ReplayBuffer(StateDictMixin):
         if self.storage.warning is not None:
             self._issue_warning()
         with self._lock:
+            envs = None if env_ids is None else self._input.envs(env_ids)
             values = (obs, action, reward, terminated, truncated)
-            if self._is_plain and not (
-                extra or self._input.staged
-            ):  # flattening takes longer than the copy of a small step
-                self._write(values, (next_obs,), None if env_ids is None else self._input.envs(env_ids))
+            # Flattening takes longer than the copy of a small step, so plain values are written as they are.
+            if self._is_plain and not (extra or self._input.staged):
+                self._write(values, (next_obs,), envs)
             else:
-                leaves, next_leaves = self._input.leaves(values, extra), self._input.next_leaves(next_obs)
-                self._write(leaves, next_leaves, self._input.envs(env_ids))
+                self._write(self._input.leaves(values, extra), self._input.next_leaves(next_obs), envs)
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None, *,
@@ -327,32 +320,42 @@ class ReplayBuffer(StateDictMixin):
     def _write(
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
         steps: int | None = None, measured: Mapping[str, Any] = _NO_MEASUREMENTS,
-        count: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write a step or a block, then call `count`, which updates statistics that torch ops compute."""
-        if self._plans_counts and count is None:
+        """Write a step, or a block of `steps` steps. The caller holds the lock."""
+        if self._before_write is not None:
+            self._before_write(steps or 1)
+        if self._plans_counts:
             with counting.lock:
-                count = plan_counts(self.storage.rows, self._observers, leaves, envs, steps, measured)
-                self._write(leaves, next_leaves, envs, steps, measured, count)
+                count = self._plan_counts(leaves, envs, steps, measured)
+                self.storage.write(leaves, next_leaves, envs, steps, partial(self._finish_write, count))
             return
         if self._counts_natively:
             self._observers.set_measurements(measured)
         on_complete = self.sampler.after_write if self._follows_writes else None
-        if count is not None or self._input.staged or self._inserted is not None:
-            on_complete = partial(self._finish_write, on_complete, count, self._inserted)
-        if self._before_write is not None:
-            self._before_write(steps or 1)
+        if self._input.staged or self._inserted is not None:
+            on_complete = self._finish_write
         self.storage.write(leaves, next_leaves, envs, steps, on_complete)
 
-    def _finish_write(
-        self, mark: Callable[[], None] | None, count: Callable[[], None] | None, inserted: int | None
-    ) -> None:
+    def _plan_counts(
+        self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None, measured: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        """Compute how a write changes the statistics, before it happens; see `Observers.plan`."""
+        rows = self.storage.rows
+        lead = rows.step_shape(envs, steps)
+        block = {
+            i: rows.convert_leaf(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(self._schema.fields[i]))
+            for i in self._observers.observed_leaves
+        }
+        resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]
+        return self._observers.plan(block, resetting.clone() if rows.next_step else None, measured, envs)[0]
+
+    def _finish_write(self, count: Callable[[], None] | None = None) -> None:
         """Complete a write after the rows are stored. Idempotent: a signal may make it run twice."""
         self._input.staged.clear()
-        if inserted is not None:
-            self._traffic.numpy()[0] = inserted
-        if mark is not None:
-            mark()
+        if self._inserted is not None:
+            self._traffic.numpy()[0] = self._inserted
+        if self._follows_writes:
+            self.sampler.after_write()
         if count is not None:
             count()
 
@@ -361,8 +364,6 @@ class ReplayBuffer(StateDictMixin):
         message, self.storage.warning = self.storage.warning, None
         if message is not None:
             warn_user(message)
-
-    # Methods that read rows
 
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
@@ -460,17 +461,14 @@ class ReplayBuffer(StateDictMixin):
         """Return the reader of a view's plan and the view's `finish`; cached for equal views."""
         try:
             return self._views[view]
-        except KeyError:
-            bound = self._views[view] = self._bind(view)
-            return bound
-        except TypeError:  # the view is not hashable
-            return self._bind(view)
-
-    def _bind(self, view: View | None) -> tuple[PlanReader, Finish | None]:
-        plan, finish = bind_view(view, self.storage)
+        except (KeyError, TypeError):
+            plan, finish = bind_view(view, self.storage)
         if len(self._views) >= _MAX_VIEWS:
             self._views.clear()
-        return self.storage.reader(plan), finish
+        bound = self.storage.reader(plan), finish
+        with suppress(TypeError):  # A user's view may not be hashable.
+            self._views[view] = bound
+        return bound
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set the priorities of the rows `index` (of a batch); returns how many were overwritten meanwhile and skipped.
@@ -539,15 +537,16 @@ class ReplayBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            episodes = sort_rows(self.storage).episodes()
+            ids, _, starts = sort_rows(self.storage)
+            edges = [*starts.nonzero().squeeze(1).tolist(), len(ids)]
 
-        def read(ids: torch.Tensor) -> lazy.TensorDict:
+        def read_episode(ids: torch.Tensor) -> lazy.TensorDict:
             with self._lock:
                 slots = self.storage.locate(ids)
                 leaves = self._read(slots[slots >= 0], None, *self._get_reader(None))
                 return assemble(leaves, leaves[INDEX].shape)
 
-        return filter(len, map(read, episodes))
+        return filter(len, (read_episode(ids[start:stop]) for start, stop in pairwise(edges)))
 
     @property
     def columns(self) -> lazy.TensorDict:
@@ -560,18 +559,18 @@ class ReplayBuffer(StateDictMixin):
         with self._lock:
             return assemble(self.storage.rows.shared_leaves(), self.storage.ring.kind.shape)
 
-    # Methods that save and verify the buffer
-
     @classmethod
     @torch.inference_mode(False)
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
         """Make an empty buffer from a saved config; `changes` (device, sampler) that are not None override it."""
-        require_backing(config, saved)
-        settings = ReplaySettings(**saved_arguments(config, saved, changes))
-        saved.require_columns(settings.row_specs())
-        replay = cls.__new__(cls)
-        replay._build(settings, None)
-        require_empty(replay)
+        arguments = saved_arguments(config, saved, changes)
+        require_saved_sizes(arguments, saved)
+        replay = cls(**arguments)
+        if replay._allocator.reopened:
+            replay.close()
+            remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
+            expected, got = "an empty folder for disk memory", "a folder that holds a buffer"
+            raise IncompatibleCheckpoint(explain("device", expected, got, remedy))
         return replay
 
     @classmethod
@@ -592,14 +591,14 @@ class ReplayBuffer(StateDictMixin):
 
     def state(self) -> State:
         """Return the state to save, without the rows; its tensors share memory with the buffer."""
-        parts = {name: part.state() for name, part in self.parts.items()}
+        states = {name: component.state() for name, component in self.components.items()}
         memory = {"name": self._allocator.name}, {}
-        rest = State.of_parts({"sampler": ({}, self.sampler.state()), **parts, "memory": memory})
-        ring = self.storage.rows.state()
-        return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
+        rest = State.of_parts({"sampler": ({}, self.sampler.state()), **states, "memory": memory})
+        rows = self.storage.rows.state()
+        return State({**rows.values, **rest.values}, {**rows.arrays, **rest.arrays})
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         """Components with a state of their own, by their names in files."""
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 

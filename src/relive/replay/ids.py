@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,40 +17,26 @@ NO_ROW = -1
 """The entry of "step_index" for padding."""
 
 
-class ResolvedRows(NamedTuple):
-    """The slots in which the rows with some ids are stored."""
+def resolve_ids(backend: Backend, flat: torch.Tensor, *, padded: bool) -> torch.Tensor:
+    """Return the flat slots of ids [K]; -1 for overwritten rows and, with `padded`, for the id -1, which is padding.
 
-    slots: torch.Tensor
-    """Flat slots [K]; -1 for overwritten rows and for padding."""
-    is_padding: torch.Tensor | None = None
-    """Mask of padding [K]; None without padding."""
-
-    def without_padding(self, num_skipped: Any) -> Any:
-        """Return `num_skipped` minus the number of padding entries; a tensor on devices other than the CPU."""
-        return num_skipped if self.is_padding is None else num_skipped - _count(self.is_padding)
-
-    @property
-    def stale(self) -> Any:
-        """Number of overwritten rows; a tensor on devices other than the CPU."""
-        return self.without_padding(_count(self.slots < 0))
-
-
-def _count(which: torch.Tensor) -> Any:
-    total = as_numpy_if_cpu(which).sum()
-    return total if isinstance(total, torch.Tensor) else int(total)
-
-
-def resolve_ids(backend: Backend, flat: torch.Tensor, *, padded: bool) -> ResolvedRows:
-    """Resolve ids [K], with `padded` also -1 as padding; raises an IndexError for ids never issued."""
+    Raises an IndexError for ids that were never issued.
+    """
     if not padded:
-        return ResolvedRows(backend.locate(flat))
+        return backend.locate(flat)
     is_padding = flat == NO_ROW
-    if backend.device.type == "cpu":
-        slots = torch.full_like(flat, -1)
-        slots[~is_padding] = backend.locate(flat[~is_padding])
-    else:  # no masked selection: its size would synchronise
-        slots = backend.locate(flat).masked_fill(is_padding, -1)
-    return ResolvedRows(slots, is_padding)
+    if backend.device.type != "cpu":
+        # Locates the padding too: a masked selection would synchronise to learn its size.
+        return backend.locate(flat).masked_fill(is_padding, -1)
+    slots = torch.full_like(flat, -1)
+    slots[~is_padding] = backend.locate(flat[~is_padding])
+    return slots
+
+
+def _count_true(mask: torch.Tensor) -> Any:
+    """Return the number of True items; a tensor on devices other than the CPU."""
+    total = as_numpy_if_cpu(mask).sum()
+    return total if isinstance(total, torch.Tensor) else int(total)
 
 
 def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -79,12 +64,15 @@ def write_back(
 
     `lead` is the original shape of the ids. -1 is padding if `lead` is (B, L) or `padded` is true.
     """
+    padded = padded or len(lead) == 2
     values = convert_rows(backend, lead, leaves)
-    # Resolved after the conversion, which may run a caller's code that adds rows.
-    rows = resolve_ids(backend, flat, padded=padded or len(lead) == 2)
-    if len(rows.slots):  # an empty tensor may have arbitrary strides, which the native core rejects
-        backend.rewrite(rows.slots, values)
-    return rows.stale
+    # Ids are resolved after the conversion, which may run a caller's code that adds rows.
+    slots = resolve_ids(backend, flat, padded=padded)
+    # An empty tensor may have arbitrary strides, which the native core rejects.
+    if len(slots):
+        backend.rewrite(slots, values)
+    num_skipped = _count_true(slots < 0)
+    return num_skipped - _count_true(flat == NO_ROW) if padded else num_skipped
 
 
 def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
@@ -109,36 +97,22 @@ def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torc
     """Set the priorities of rows; returns how many rows were stale and skipped."""
     flat, lead = flat_ids(index, backend.device)
     padded = len(lead) == 2
-    if sampler.updates_by_id:
-        rows = ResolvedRows(flat, flat == NO_ROW if padded else None)
-    else:
-        rows = resolve_ids(backend, flat, padded=padded)
-    if rows.is_padding is None:
-        return sampler.update(rows.slots, priority)
+    rows = flat if sampler.updates_by_id else resolve_ids(backend, flat, padded=padded)
+    if not padded:
+        return sampler.update(rows, priority)
     if tuple(priority.shape) != lead:
         remedy = "Pass a priority for each step."
         raise SchemaError(explain("priority", f"shape {lead}", tuple(priority.shape), remedy))
-    # A network's output for padding may be NaN.
-    return rows.without_padding(sampler.update(rows.slots, priority.reshape(-1).masked_fill(rows.is_padding, 0)))
+    is_padding = flat == NO_ROW
+    # A network's output for padding may be NaN, which `update` would refuse.
+    return sampler.update(rows, priority.reshape(-1).masked_fill(is_padding, 0)) - _count_true(is_padding)
 
 
-class SortedRows(NamedTuple):
-    """All transitions, sorted by environment and then by time."""
+def sort_rows(backend: Backend) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the ids and slots of all transitions, sorted by environment and time, and a mask of episode starts.
 
-    ids: torch.Tensor
-    slots: torch.Tensor
-    """Flat slots of the transitions."""
-    starts: torch.Tensor
-    """Mask of the first stored transition of each episode."""
-
-    def episodes(self) -> list[torch.Tensor]:
-        """Split the ids into one tensor per episode."""
-        edges = [*self.starts.nonzero().squeeze(1).tolist(), len(self.starts)]
-        return [self.ids[start:stop] for start, stop in pairwise(edges)]
-
-
-def sort_rows(backend: Backend) -> SortedRows:
-    """Sort the stored transitions by environment and time."""
+    The mask is True for the first stored transition of each episode.
+    """
     ring, slots = backend.ring, backend.stored()
     ids = backend.ids(slots)
     env, row = ids % ring.num_envs, ids // ring.num_envs
@@ -146,4 +120,4 @@ def sort_rows(backend: Backend) -> SortedRows:
     ids, slots = ids[order], slots[order]
     follows = (ids[1:] == ids[:-1] + ring.num_envs).nonzero().squeeze(1) + 1
     starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
-    return SortedRows(ids, slots, starts | ring.first.view(-1)[slots])
+    return ids, slots, starts | ring.first.view(-1)[slots]

@@ -48,7 +48,7 @@ class RecoverableBuffer:
         has_state = not buffer.sampler.keeps_state_in_memory and buffer.sampler.state()
         sampler_bytes = 8 * self._ring.kind.numel() if has_state else 0
         return (
-            buffer.parts["staged"].max_bytes
+            buffer.components["staged"].max_bytes
             + _MAX_DESCRIPTION_BYTES * len(buffer.storage.schema.fields)
             + sampler_bytes
         )
@@ -83,8 +83,8 @@ class RecoverableBuffer:
         buffer, ring = self._live_buffer, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
         sampler = {} if buffer.sampler.keeps_state_in_memory else buffer.sampler.state()
-        parts = {name: part.state() for name, part in buffer.parts.items()}
-        return State.of_parts({"ring": ({}, heads), "sampler": ({}, sampler), **parts})
+        states = {name: component.state() for name, component in buffer.components.items()}
+        return State.of_parts({"ring": ({}, heads), "sampler": ({}, sampler), **states})
 
     def slots_checksum(self) -> int:
         """Return a checksum of the kinds and starts of all slots."""
@@ -133,7 +133,7 @@ def _resume(buffer: ReplayBuffer, saved: SnapshotReader, commit: Commit, resumes
     if not buffer.sampler.keeps_state_in_memory:
         resume(buffer.sampler, saved.part("sampler"), saved.config)
     buffer.sampler.on_recover()
-    random, observers, staged = buffer.parts.values()
+    random, observers, staged = buffer.components.values()
     if resumes:
         random.load_state(saved.part("random"))
     if observers.config() == commit.config.get("listeners"):

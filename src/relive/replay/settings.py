@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -32,11 +32,7 @@ from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import Observers, saved_observers
 from relive.storage import Allocator, Memory
-from relive.storage.codec import ArraySpec, Node
-
-if TYPE_CHECKING:
-    from relive.replay.buffer import ReplayBuffer
-
+from relive.storage.codec import Node
 
 _SHARED_MEMORY_REFUSAL = (
     "None in shared memory, where other processes add steps that it would not count",
@@ -62,18 +58,14 @@ class ReplaySettings:
         check_replay(self.capacity, self.num_envs, next_obs, self.schema)
         self.memory.require(replay_nbytes(self.schema, self.capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=self.memory.device).device
-        self._refuse_statistics(stats is not None, bool(norm))
+        for name, is_given in (("stats", stats is not None), ("norm", bool(norm))):
+            if is_given and self.memory.is_shared:
+                raise SchemaError(explain(name, *_SHARED_MEMORY_REFUSAL))
         self.observers = Observers(stats, norm, self.schema, self.num_envs, self.device)
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
         self.is_plain = self.schema.is_flat and not extra
         """Whether no field is nested and there are no extra fields."""
-
-    def _refuse_statistics(self, *flags: bool) -> None:
-        """Raise for statistics or norms in shared memory: they would count only this process's steps."""
-        for name, is_given in zip(("stats", "norm"), flags, strict=True):
-            if is_given and self.memory.is_shared:
-                raise SchemaError(explain(name, *_SHARED_MEMORY_REFUSAL))
 
     def make_backend(self, allocator: Allocator) -> Any:
         """Make the backend, with rows from this allocator."""
@@ -95,14 +87,6 @@ class ReplaySettings:
         from relive.replay.triton_backend import TritonBackend  # noqa: PLC0415 (imports Triton)
 
         return TritonBackend(rows)
-
-    def row_specs(self) -> dict[str, ArraySpec]:
-        """Return the dtype and shape of each column of rows that never change; see `RowStorage.complete_rows`."""
-        schema = self.schema
-        columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
-        if self.next_obs == "stored":
-            columns |= {f"next{i}": schema.fields[leaf] for i, leaf in enumerate(schema.leaf_indices["obs"])}
-        return {name: (field.dtype, field.shape) for name, field in columns.items()}
 
     def config(self) -> dict[str, Any]:
         """Return the arguments as JSON."""
@@ -142,20 +126,18 @@ def saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str, Any]
     }
 
 
-def require_backing(config: Node, saved: SnapshotReader) -> None:
-    """Raise if the saved state is smaller than the config's capacity: untrusted files could name any size."""
-    num_envs = config.entry("num_envs").optional()
-    envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
-    min_slots = config.entry("capacity").integer(1, 1 << 50) // envs
+def require_saved_sizes(arguments: Mapping[str, Any], saved: SnapshotReader) -> None:
+    """Raise unless the saved arrays have the sizes that a buffer's arguments declare.
+
+    Untrusted files could declare any size, and the buffer would allocate it.
+    """
+    envs = arguments["num_envs"] or 1
+    min_slots = arguments["capacity"] // envs
     spec = saved.spec("ring.kind")
     if spec is None or len(spec[1]) != 2 or spec[1][1] != envs or spec[1][0] < min_slots:
         raise saved.array_node("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
-
-
-def require_empty(replay: ReplayBuffer) -> None:
-    """Raise if a checkpoint is loaded into disk memory that already holds a buffer."""
-    if replay.storage.allocator.reopened:
-        replay.close()
-        remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
-        expected, got = "an empty folder for disk memory", "a folder that holds a buffer"
-        raise IncompatibleCheckpoint(explain("device", expected, got, remedy))
+    schema = replay_schema(*(arguments[name] for name in ("obs", "action", "reward", "extra")))
+    columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
+    if arguments["next_obs"] == "stored":
+        columns |= {f"next{i}": schema.fields[leaf] for i, leaf in enumerate(schema.leaf_indices["obs"])}
+    saved.require_columns({name: (field.dtype, field.shape) for name, field in columns.items()})

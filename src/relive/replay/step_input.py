@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,12 +14,10 @@ from relive.errors import SchemaError, explain
 from relive.kernels.steps import Flattening
 from relive.replay.row_storage import RowStorage
 from relive.schema.autoreset import true_next_obs
+from relive.schema.checks import check_keys
 from relive.schema.conversion import EnvIdConverter, as_tensor, path_name
 from relive.schema.fields import caller_shape
 from relive.schema.invariants import require, require_layout
-from relive.statistics.observers import Observers
-
-StagedLeaves = dict[str, tuple[torch.Tensor, ...]]
 
 _NO_FIELDS: dict[str, Any] = {}
 
@@ -29,7 +27,7 @@ class StepInput:
 
     def __init__(self, rows: RowStorage) -> None:
         self._rows, self._schema = rows, rows.schema
-        self.staged: StagedLeaves = {}
+        self.staged: dict[str, tuple[torch.Tensor, ...]] = {}
         """Leaves of staged fields, by field."""
         names = self._schema.names
         self._flatten = Flattening(self._schema, names[:5], names[5:])
@@ -43,17 +41,14 @@ class StepInput:
 
     def stage(self, values: Mapping[str, Any]) -> None:
         """Copy fields of the next step."""
-        staged: StagedLeaves = {}
+        schema, rows, staged = self._schema, self._rows, {}
         for name, value in values.items():
-            self._schema.require(name)
+            schema.require(name)
             if name in self.staged:
                 raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
-            staged[name] = self._copy_leaves(name, self._schema.flatten(name, value))
+            leaves = zip(schema.leaf_indices[name], schema.flatten(name, value), strict=True)
+            staged[name] = tuple(rows.convert_leaf(i, leaf, rows.leading_shape).clone() for i, leaf in leaves)
         self.staged |= staged
-
-    def _copy_leaves(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
-        pairs = zip(self._schema.leaf_indices[name], leaves, strict=True)
-        return tuple(self._rows.convert_leaf(i, leaf, self._rows.leading_shape).clone() for i, leaf in pairs)
 
     def leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         """Flatten a step: the values of its first five fields, and the other fields by name."""
@@ -79,10 +74,9 @@ class StepInput:
 
     def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
         """Flatten a block of steps: its leaves, the leaves of its next observations, and its number of steps."""
-        schema = self._schema
-        names = schema.names
+        names = self._schema.names
         if type(batch) is not dict or batch.keys() != self._block_names:
-            self._require_names(batch)
+            check_keys("extend", batch, self._block_names, "fields")
         if self.staged:
             raise SchemaError(explain("extend", "no staged fields", sorted(self.staged), "Complete the step with add."))
         leaves = self._flatten(tuple(batch[name] for name in names[:5]), {name: batch[name] for name in names[5:]})
@@ -91,13 +85,6 @@ class StepInput:
         if not shape or not shape[0]:
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
         return leaves, self.next_leaves(batch["next_obs"]), shape[0]
-
-    def _require_names(self, batch: Any) -> None:
-        names = set(batch.keys()) if hasattr(batch, "keys") else None
-        if names != self._block_names:
-            got = type(batch).__name__ if names is None else sorted(map(str, names))
-            expected = f"the fields {sorted(self._block_names)}"
-            raise SchemaError(explain("extend", expected, got, "Pass exactly the declared fields."))
 
     def state(self) -> State:
         """Return the staged fields."""
@@ -132,17 +119,3 @@ class StepInput:
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 shape = (*rows.leading_shape, *caller_shape(schema.fields[i]))
                 require_layout(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, rows.device)
-
-
-def plan_counts(
-    rows: RowStorage, observers: Observers, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None,
-    measured: Mapping[str, torch.Tensor],
-) -> Callable[[], None]:  # fmt: skip
-    """Compute the change of statistics by a write before it happens; see `Observers.plan`."""
-    lead = rows.step_shape(envs, steps)
-    block = {
-        i: rows.convert_leaf(i, leaves[i], lead).reshape(steps or 1, -1, *caller_shape(rows.schema.fields[i]))
-        for i in observers.observed_leaves
-    }
-    resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]
-    return observers.plan(block, resetting.clone() if rows.next_step else None, measured, envs)[0]
