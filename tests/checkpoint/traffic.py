@@ -159,7 +159,7 @@ def digest(buffer: Any) -> Any:
     (values, arrays), rows = buffer.state(), buffer.rows()
     columns: dict[str, torch.Tensor] = {}
     if rows is not None and len(rows):
-        flat_slots = rows.flat_slots(rows.slots)
+        flat_slots = rows.flat_slots()
         columns = {name: as_indexable(column.flatten(0, 1))[flat_slots] for name, column in rows.columns.items()}
         if isinstance(buffer, rl.ReplayBuffer):
             # In a row with only an observation, the other fields are undefined.

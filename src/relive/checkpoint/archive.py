@@ -1,5 +1,6 @@
-"""A folder of checkpoints: manifests, and how checkpoints are committed, listed, verified and removed.
+"""A folder of checkpoints: its files, and how checkpoints are written, listed, verified and removed.
 
+A checkpoint is its manifest, which lists the other files: one with the state of the buffer, and segments with rows.
 Files are written to tmp/, synchronised, and renamed; the manifest comes last. Until then the older checkpoint stays the
 newest, and none of its files has changed.
 """
@@ -21,20 +22,22 @@ from relive.kernels import crc32
 from relive.storage.codec import (
     CHUNK_BYTES,
     FORMAT,
-    MAX_FOLDER_FORMAT_BYTES,
+    MAX_FIRST_LINE_BYTES,
     MAX_JSON_BYTES,
     ArrayInfo,
+    ArraySource,
     Node,
     arrays_from_json,
+    arrays_in_file,
     arrays_to_json,
     folder_format,
     from_json,
     parse_folder_format,
     parse_format,
     reader_for,
+    require_first_line,
     to_json,
     with_checksum,
-    without_checksum,
 )  # fmt: skip
 from relive.storage.files import FOLDERS, Files, convert_read_errors, is_read_error, make_read_error
 
@@ -101,16 +104,10 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
     return {"name": file.name, "arrays": arrays_to_json(file.arrays), "checksums": list(file.checksums)}
 
 
-def parse_manifest(data: bytes, number: int) -> Manifest:
-    """Parse an untrusted manifest; raise a CorruptCheckpoint that names the place of the fault."""
-    where = manifest_file(number)
-    version = parse_format(where, data.partition(b"\n")[0])
-    return reader_for(where, version, READERS)(where, data, number)
-
-
-def _format_1(where: str, data: bytes, number: int) -> Manifest:
-    document, first_line = from_json(where, without_checksum(where, data)), data.partition(b"\n")[0]
-    version = parse_format(where, first_line)
+def _parse_format_1(where: str, data: bytes, number: int) -> Manifest:
+    first_line, _, body = data.partition(b"\n")
+    require_first_line(where, first_line, crc32(body), len(data))
+    document, version = from_json(where, body), parse_format(where, first_line)
     if document.entry("format").integer() != version:
         expected = f"{version}, as its first line says (bytes 0 to {len(first_line)})"
         raise document.entry("format").error(expected)
@@ -130,8 +127,8 @@ def _format_1(where: str, data: bytes, number: int) -> Manifest:
     )
 
 
-READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
-"""Reader of each format: `reader(where, data, number)`."""
+READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _parse_format_1}
+"""Parser of the manifests of each format: `parse(where, data, number)`."""
 
 
 def _file_from_json(node: Node) -> FileInfo:
@@ -154,11 +151,11 @@ _SAVED_FILE_PATTERNS = {
     "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
     "state": re.compile(rf"{_NUMBER}\.bin"),
 }
-"""Patterns of the names of saved files, by folder. Other files are never removed."""
+"""Patterns of the names that saves give to files, by folder. Other files are never removed."""
 
 
 class ManifestSummary(NamedTuple):
-    """Lineage and files of a checkpoint; takes less memory than its manifest."""
+    """Lineage and files of a checkpoint. They take less memory than its manifest."""
 
     lineage: str
     files: list[str]
@@ -180,8 +177,8 @@ class Archive:
     def lock_for_saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
         """Hold the exclusive lock during a save of about `needed` bytes; yield the existing checkpoints by number.
 
-        `require` checks the newest checkpoint before anything is changed, and may raise. Then the files of interrupted
-        saves are removed. If the body raises, its files are removed too.
+        `require` may refuse the newest checkpoint by raising, before anything is changed. Files of interrupted saves
+        are removed, and those of this save if the body raises.
         """
         try:
             self._refuse_foreign()
@@ -200,7 +197,7 @@ class Archive:
             raise self._save_error(error, needed) from error
 
     def _read_summaries(self, require: Callable[[Manifest], None]) -> dict[int, ManifestSummary]:
-        """Return the checkpoints with valid manifests, newest first; `require` checks the newest."""
+        """Return the checkpoints with valid manifests, newest first. The newest is passed to `require`."""
         summaries: dict[int, ManifestSummary] = {}
         for number in reversed(self.numbers()):
             try:
@@ -224,24 +221,17 @@ class Archive:
 
         FORMAT is looked up last: another process may be saving here, and a save writes FORMAT before any other file.
         """
-        names = [name for name in self._names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
-        names += [f"{folder}/{name}" for folder in FOLDERS for name in self._names(folder)]
-        if "FORMAT" in self._names(""):
+        names = [name for name in self.files.names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
+        names += [f"{folder}/{name}" for folder in FOLDERS for name in self.files.names(folder)]
+        if "FORMAT" in self.files.names(""):
             self._require_format()
         elif names != ["tmp/FORMAT"] * len(names):
             remedy = "Pass an empty folder, or one that does not exist yet; nothing was changed."
             got = f"{next(name for name in names if name != 'tmp/FORMAT')!r} in it"
             raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
 
-    def _names(self, folder: str) -> list[str]:
-        """Return the names in a folder; an empty list if it does not exist."""
-        try:
-            return self.files.names(folder)
-        except FileNotFoundError:
-            return []
-
     def _remove_saved(self, folder: str, needed: set[str]) -> None:
-        """Remove the saved files in a folder, except those in `needed`."""
+        """Remove the files of saves in a folder, except those in `needed`."""
         for name in self.files.regular_names(folder):
             if _SAVED_FILE_PATTERNS[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
                 self.files.remove(f"{folder}/{name}")
@@ -257,7 +247,8 @@ class Archive:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all checkpoints, valid or not, oldest first."""
-        return sorted(int(match[1]) for match in map(_MANIFEST_PATTERN.fullmatch, self._names("manifests")) if match)
+        matches = map(_MANIFEST_PATTERN.fullmatch, self.files.names("manifests"))
+        return sorted(int(match[1]) for match in matches if match)
 
     def next_number(self) -> int:
         """Return the number of the next checkpoint."""
@@ -306,7 +297,8 @@ class Archive:
         try:
             self._write_atomically(manifest_file(manifest.number), [data])
         finally:
-            if self.exists(manifest.number):  # also true if the write was interrupted after the manifest was complete
+            # An interrupted write may have completed the manifest: then its files must stay.
+            if self.exists(manifest.number):
                 self._uncommitted_files.clear()
         self.files.sync_folder("manifests")
 
@@ -318,8 +310,9 @@ class Archive:
         try:
             numbers = self.numbers()
             unread = {number for number in numbers if number not in summaries}
+            # A manifest that is readable again needs files that `summaries` lacks: nothing can be removed safely.
             if any(map(self._is_valid, unread)):
-                return  # a manifest is readable again, but `summaries` lacks its files: remove nothing
+                return
             lineage_numbers = [
                 number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage
             ]
@@ -340,13 +333,14 @@ class Archive:
         try:
             self.require_files(self.manifest(number))
         except CheckpointError as error:
-            if is_read_error(error) and error.__cause__ is not None:  # a failing disk must not cause removals
+            # The caller must not remove a checkpoint that a failing disk could not read.
+            if is_read_error(error) and error.__cause__ is not None:
                 raise error.__cause__ from None
             return False
         return True
 
     def is_damaged(self, number: int) -> bool:
-        """Whether a checkpoint is damaged for good; False after an error of the disk, which may be transient."""
+        """Whether a checkpoint is damaged; False if the disk could not read it, which may be transient."""
         try:
             return not self._is_valid(number)
         except OSError:
@@ -380,7 +374,7 @@ class Archive:
 
     def _require_format(self) -> int:
         """Return the format of the folder; raise if it is unknown."""
-        return parse_folder_format(self.files.contents("FORMAT", MAX_FOLDER_FORMAT_BYTES), "checkpoint", READERS)
+        return parse_folder_format(self.files.contents("FORMAT", MAX_FIRST_LINE_BYTES), "checkpoint", READERS)
 
     def manifest(self, number: int) -> Manifest:
         """Read and verify a manifest, but not the files that it lists."""
@@ -400,7 +394,8 @@ class Archive:
             raise CorruptCheckpoint(
                 explain(place, f"at most {MAX_JSON_BYTES} bytes", "a longer file", "Copy it again.")
             )
-        return parse_manifest(data, number)
+        version = parse_format(name, data.partition(b"\n")[0])
+        return reader_for(name, version, READERS)(name, data, number)
 
     def exists(self, number: int) -> bool:
         """Whether a manifest with this number exists, valid or not."""
@@ -409,7 +404,8 @@ class Archive:
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # the manifest exists; reading it later raises this error
+            # The name exists; the same error is raised when the manifest is read.
+            return True
         return True
 
     def require_files(self, manifest: Manifest) -> None:
@@ -422,61 +418,55 @@ class Archive:
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
-    @contextmanager
-    def open_file(self, folder: str, file: FileInfo) -> Iterator[FileReader]:
-        """Open a file to read it once, from start to end."""
-        with self._open(f"{folder}/{file.name}") as descriptor:
-            yield FileReader(self.files, descriptor, f"{folder}/{file.name}", file)
-
-    def verify(self, folder: str, file: FileInfo) -> None:
-        """Read a file and verify its checksums."""
-        memory = memoryview(bytearray(min(CHUNK_BYTES, file.nbytes)))
-        with self.open_file(folder, file) as source:
-            for start in range(0, file.nbytes, CHUNK_BYTES):
-                source.fill(memory[: min(CHUNK_BYTES, file.nbytes - start)])
-            source.finish()
-
-    def fill(self, folder: str, file: FileInfo) -> Callable[[int, memoryview], None]:
-        """Return a function `fill(offset, target)` that copies verified bytes of a file."""
-        name = f"{folder}/{file.name}"
-        cached_chunk = -1, b""  # index and bytes of the last chunk, cached: most arrays are smaller than a chunk
-
-        def read_chunk(i: int) -> bytes:
-            nonlocal cached_chunk
-            if cached_chunk[0] != i:
-                start = i * CHUNK_BYTES
-                with self._open(name) as descriptor:
-                    data = self.files.read_at(descriptor, min(CHUNK_BYTES, file.nbytes - start), start)
-                require_checksum(name, file, i, len(data), crc32(data))
-                cached_chunk = i, data
-            return cached_chunk[1]
+    def state_arrays(self, file: FileInfo) -> ArraySource:
+        """Return a source of the arrays of a file in the folder state."""
+        name = f"state/{file.name}"
+        # Most arrays are smaller than a chunk: the last chunk is kept, with its index.
+        cached_chunk = -1, b""
 
         def fill(offset: int, target: memoryview) -> None:
+            nonlocal cached_chunk
             while len(target):
-                part = memoryview(read_chunk(offset // CHUNK_BYTES))[offset % CHUNK_BYTES :][: len(target)]
-                target[: len(part)] = part
-                target, offset = target[len(part) :], offset + len(part)
+                i = offset // CHUNK_BYTES
+                if cached_chunk[0] != i:
+                    with convert_read_errors(name):
+                        size = min(CHUNK_BYTES, file.nbytes - i * CHUNK_BYTES)
+                        data = self.files.contents(name, size, i * CHUNK_BYTES)
+                    require_checksum(name, file, i, len(data), crc32(data))
+                    cached_chunk = i, data
+                piece = memoryview(cached_chunk[1])[offset % CHUNK_BYTES :][: len(target)]
+                target[: len(piece)] = piece
+                target, offset = target[len(piece) :], offset + len(piece)
 
-        return fill
+        return arrays_in_file(name, file.arrays, fill)
+
+    @contextmanager
+    def open_segment(self, file: FileInfo) -> Iterator[SegmentReader]:
+        """Open a segment to read it once, from start to end."""
+        name = f"segments/{file.name}"
+        with convert_read_errors(name):
+            descriptor = self.files.open(name)
+            try:
+                yield SegmentReader(self.files, descriptor, name, file)
+            finally:
+                self.files.close(descriptor)
+
+    def verify_segment(self, file: FileInfo) -> None:
+        """Read a segment and verify its checksums."""
+        memory = memoryview(bytearray(min(CHUNK_BYTES, file.nbytes)))
+        with self.open_segment(file) as reader:
+            for start in range(0, file.nbytes, CHUNK_BYTES):
+                reader.fill(memory[: min(CHUNK_BYTES, file.nbytes - start)])
+            reader.finish()
 
     def stamp(self, file: FileInfo) -> tuple[int, ...]:
         """Return the stamp of a segment, which changes when its file changes; see `Files.stamp`."""
         with convert_read_errors(f"segments/{file.name}"):
             return self.files.stamp(f"segments/{file.name}")
 
-    @contextmanager
-    def _open(self, name: str) -> Iterator[int]:
-        """Open a file for reading; errors name the file."""
-        with convert_read_errors(name):
-            file = self.files.open(name)
-            try:
-                yield file
-            finally:
-                self.files.close(file)
 
-
-class FileReader:
-    """Reads a file once, from start to end, directly into its destination, and verifies the checksums there.
+class SegmentReader:
+    """Reads a segment once, from start to end, directly into the columns of a buffer, and verifies its checksums there.
 
     The bytes are valid only if `finish` does not raise.
     """
@@ -488,16 +478,14 @@ class FileReader:
     def fill(self, target: memoryview) -> None:
         """Fill `target` with the next bytes of the file."""
         while len(target):
-            i = self._num_read // CHUNK_BYTES
-            piece = target[: CHUNK_BYTES - self._num_read % CHUNK_BYTES]
+            i, position = divmod(self._num_read, CHUNK_BYTES)
+            piece, target = target[: CHUNK_BYTES - position], target[CHUNK_BYTES - position :]
             count = self._files.read_into(self._descriptor, piece)
             self._checksum = crc32(piece[:count], self._checksum)
             self._num_read += count
-            length = self._num_read - i * CHUNK_BYTES
-            if count < len(piece) or length == CHUNK_BYTES or self._num_read == self._file.nbytes:
-                require_checksum(self._name, self._file, i, length, self._checksum)
+            if count < len(piece) or position + count == CHUNK_BYTES or self._num_read == self._file.nbytes:
+                require_checksum(self._name, self._file, i, position + count, self._checksum)
                 self._checksum = 0
-            target = target[len(piece) :]
 
     def finish(self) -> None:
         """Raise unless all bytes of the file were read."""

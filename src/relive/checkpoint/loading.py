@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive import lazy
-from relive.checkpoint.archive import Archive, FileInfo, FileReader, Manifest, manifest_file
+from relive.checkpoint.archive import Archive, FileInfo, Manifest, SegmentReader, manifest_file
 from relive.checkpoint.progress import show_progress
-from relive.checkpoint.saving import PreviousSave, Segment, remember, remember_damaged
+from relive.checkpoint.saving import PreviousSave, Segment, remember
 from relive.checkpoint.snapshot import BUFFER_CLASSES, MAX_NOTE_BYTES, Rows, SnapshotReader
 from relive.errors import (
     CorruptCheckpoint,
@@ -33,7 +33,7 @@ from relive.schema.checks import check_available
 from relive.schema.conversion import as_indexable
 from relive.storage import Memory
 from relive.storage.allocator import request_large_pages
-from relive.storage.codec import ArrayInfo, Node, arrays_in_file, require_bool_bytes, writable_memory
+from relive.storage.codec import Node, array_info, require_bool_bytes, writable_memory
 from relive.storage.disk import holds_disk_memory
 from relive.storage.files import Files, is_read_error
 
@@ -112,37 +112,40 @@ def load_folder(
 ) -> Any:
     """See `load`. `accept(buffer, saved)` checks the loaded buffer, and may raise a CorruptCheckpoint."""
     if is_disk_memory(root):
-        require_class(str(root), kind, "ReplayBuffer")
-        return _reopen(root, {"number": number, **options})
+        _require_class(str(root), kind, "ReplayBuffer")
+        for name, value in {"number": number, "device": options["device"]}.items():
+            if value is not None:
+                remedy = "Save the buffer, and load that checkpoint with this argument."
+                expected, got = "no changes to disk memory", f"{name}={value!r}"
+                raise IncompatibleCheckpoint(explain(f"load {root}", expected, got, remedy))
+        return BUFFER_CLASSES["ReplayBuffer"].from_disk(root, sampler=options["sampler"])
     archive = Archive(root, files)
     with archive.lock_for_loading():
         if number is not None:
             return _restore(archive, number, kind, options, accept)
-        # Messages, not errors: the tracebacks of errors would keep loaded data alive.
-        damaged: dict[int, str] = {}
-        unread: set[int] = set()
+        # Messages instead of errors: the tracebacks of errors would keep loaded data alive.
+        messages: list[str] = []
+        damaged: set[int] = set()
         for candidate in _iter_candidates(archive):
             try:
-                buffer = _restore(archive, candidate, kind, options, accept)
+                buffer = _restore(archive, candidate, kind, options, accept, frozenset(damaged))
             except CorruptCheckpoint as error:
-                damaged[candidate] = str(error)
-                if is_read_error(error):
-                    unread.add(candidate)
+                messages.append(str(error))
+                if not is_read_error(error):
+                    damaged.add(candidate)
                 continue
-            if damaged:
-                remember_damaged(buffer, root, damaged.keys() - unread)
-            for message in damaged.values():
+            for message in messages:
                 warnings.warn(
                     f"load: skipped a damaged checkpoint and loaded number {candidate}. {message}", stacklevel=3
                 )
             return buffer
-    if damaged:
-        raise CorruptCheckpoint(next(iter(damaged.values())))
+    if messages:
+        raise CorruptCheckpoint(messages[0])
     raise NoCheckpoint(explain(str(root), "at least 1 checkpoint", 0, "Save a buffer there first."))
 
 
 _MAX_CANDIDATES, _MIN_CANDIDATES, _MAX_SECONDS, _MAX_MANIFEST_BYTES = 64, 8, 60.0, 1 << 24
-"""Limits of a search for a valid checkpoint: at most 64; after the first 8 also 60 seconds and 16 MB of manifests."""
+"""Limits of a search for a valid checkpoint: at most 64 are tried; after 8, also 60 seconds and 16 MiB of manifests."""
 
 
 def _iter_candidates(archive: Archive) -> Iterator[int]:
@@ -156,34 +159,44 @@ def _iter_candidates(archive: Archive) -> Iterator[int]:
 
 
 def _restore(
-    archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Callable[..., None] | None
-) -> Any:
-    """Load one checkpoint; `options` (device, sampler) that are not None override it, with warnings."""
+    archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Callable[..., None] | None,
+    damaged: frozenset[int] = frozenset(),
+) -> Any:  # fmt: skip
+    """Load one checkpoint; `options` (device, sampler) that are not None override its settings, with warnings.
+
+    `damaged` are the numbers of newer checkpoints, which the next save of the buffer ignores.
+    """
     where = manifest_file(number)
     with _prefix_file_name(where):
         manifest = archive.manifest(number)
-        require_class(str(archive.root), kind, manifest.kind)
+        _require_class(str(archive.root), kind, manifest.kind)
         archive.require_files(manifest)
         if manifest.kind not in BUFFER_CLASSES:
             remedy = "Load it with the version of relive that saved it."
             raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(BUFFER_CLASSES)}", manifest.kind, remedy))
-        file = manifest.state
-        arrays = arrays_in_file(f"state/{file.name}", file.arrays, archive.fill("state", file))
-        saved = SnapshotReader.of(where, manifest.config, manifest.values, arrays)
+        values, config = Node(f"{where}: values", manifest.values), Node(f"{where}: config", manifest.config)
+        saved = SnapshotReader(archive.state_arrays(manifest.state), values, config)
         saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
         if options["device"] is not None:
             check_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
         try:
-            buffer = _make_buffer(archive, manifest, saved, options)
+            buffer, segments = _make_buffer(archive, manifest, saved, options)
             if accept is not None:
                 accept(buffer, saved)
         except MemoryError as error:
             text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
             raise IncompatibleCheckpoint(text) from error
-        except SchemaError as error:  # raised by the constructor of the buffer
+        except SchemaError as error:
+            # The constructor of the buffer has refused the config.
             raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
-        except InvariantError as error:  # raised by `check()` of the buffer
-            raise CorruptCheckpoint(f"state/{file.name}: the contents are invalid. {error}") from error
+        except InvariantError as error:
+            # `check()` of the buffer has refused its state.
+            raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
+        previous, rows = PreviousSave(manifest.lineage, number, damaged=damaged), buffer.rows()
+        # With another config the rows may be in other slots: then the next save writes all of them.
+        if rows is not None and buffer.config() == manifest.config:
+            previous = replace(previous, segments=segments, saved_until=rows.stop)
+        remember(buffer, archive.root, previous)
         if options["device"] is not None:
             for change in _describe_changes(manifest, buffer):
                 warnings.warn(f"load: {change}", stacklevel=4)
@@ -201,31 +214,25 @@ def _prefix_file_name(file: str) -> Iterator[None]:
         raise type(error)(f"{file}: {error}") from error.__cause__
 
 
-def _make_buffer(archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]) -> Any:
-    """Make a buffer, restore its state and its rows, and check its invariants."""
+def _make_buffer(
+    archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]
+) -> tuple[Any, list[Segment]]:
+    """Make a buffer, and restore and check its state and rows; return it with the segments of the rows."""
     buffer = BUFFER_CLASSES[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
-    _request_large_pages(buffer.rows(), manifest)  # must precede load_state, which writes to the same pages
+    if (rows := buffer.rows()) is not None:
+        # Must precede `load_state`, which writes to the same pages.
+        num_slots = sum(file.arrays[2].shape[0] for file in manifest.segments)
+        for column in rows.columns.values():
+            request_large_pages(column.flatten(0, 1)[:num_slots])
     with getattr(buffer, "_refilled", nullcontext)():
         buffer.load_state(saved)
         if "note" in manifest.values:
             saved.part("note").tensors(MAX_NOTE_BYTES)
         saved.finish(manifest.kind)
-        rows = buffer.rows()
-        segments = _read_rows(archive, manifest, rows)
+        segments = _read_rows(archive, manifest, buffer.rows())
     buffer.check()
-    previous = PreviousSave(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
-    # With another config the rows may be stored in other slots.
-    remember(buffer, archive.root, previous if buffer.config() == manifest.config else previous.without_rows())
-    return buffer
-
-
-def _request_large_pages(rows: Rows | None, manifest: Manifest) -> None:
-    """Request large pages for the slots that the segments fill."""
-    if rows is not None:
-        count = sum(file.arrays[2].shape[0] for file in manifest.segments)
-        for column in rows.columns.values():
-            request_large_pages(column.flatten(0, 1)[:count])
+    return buffer, segments
 
 
 def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
@@ -238,11 +245,13 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
     total = sum(file.nbytes for file in manifest.segments)
     segments, covered_until, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
-        stamp = archive.stamp(file)  # taken before reading: a change during or after the read is then detected
+        # A stamp from before the read reveals a change of the file during the read.
+        stamp = archive.stamp(file)
         try:
             first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
-            archive.verify("segments", file)  # raises another error if bytes of the file are damaged
+            # Damaged bytes are the true fault: their error replaces this one.
+            archive.verify_segment(file)
             raise
         _require_all(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
         covered_until = torch.maximum(covered_until, last_stop)
@@ -262,32 +271,44 @@ def _require_all(holds: torch.Tensor, where: str, what: str, expected: torch.Ten
 def _read_segment(
     archive: Archive, file: FileInfo, rows: Rows, total: int, last_stop: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read a segment into the rows of a buffer, and return its bounds; `last_stop` is that of the segment before."""
     where = f"segments/{file.name}"
-    with archive.open_file("segments", file) as source:
-        first, stop = _read_bounds(source, file, len(rows.first), last_stop)
+    with archive.open_segment(file) as reader:
+        first, stop = _read_bounds(reader, file, where, last_stop)
         segment = Rows(rows.columns, first, stop)
         if file.arrays != segment.arrays:
             expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
         _require_all(stop <= rows.stop, where, "rows up to", rows.stop, stop)
-        columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
-        pieces = _split_segment(segment, rows.first)
-        filled_pieces = (_fill_piece(source, flat, *piece, where) for flat in columns for piece in pieces)
-        deque(show_progress(filled_pieces, total, "loading rows"), 0)
-        source.finish()
+        pieces = segment.slot_pieces()
+        is_kept = [None] * len(pieces)
+        if bool((first < rows.first).any()):
+            # Newer rows use the slots of rows before `rows.first`, which are left out.
+            row, env = segment.row_numbers()
+            pieces = segment.flat_slots().split(segment.rows_per_piece)
+            is_kept = (row >= rows.first[env]).split(segment.rows_per_piece)
+        flat_columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
+        num_read = (
+            _fill_piece(reader, flat, piece, kept, where)
+            for flat in flat_columns
+            for piece, kept in zip(pieces, is_kept, strict=True)
+        )
+        for _ in show_progress(num_read, total, "loading rows"):
+            pass
+        reader.finish()
     return first, stop
 
 
 def _read_bounds(
-    source: FileReader, file: FileInfo, envs: int, last_stop: torch.Tensor
+    reader: SegmentReader, file: FileInfo, where: str, last_stop: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read and verify the bounds of a segment: its first rows [N] and its stops [N], which are exclusive."""
-    where, remedy = f"segments/{file.name}", "Copy it again."
-    expected = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
+    """Read and verify the first row [N] of each environment in a segment, and the row [N] after its last one."""
+    envs, remedy = len(last_stop), "Copy it again."
+    bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
+    expected = tuple(array_info(name, bounds[0]) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
         raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
-    bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
-    source.fill(writable_memory(bounds))
+    reader.fill(writable_memory(bounds))
     first, stop = bounds.numpy()
     max_row, max_length = (1 << 62) // max(envs, 1), int((stop - first).max())
     if (first < 0).any() or (stop < first).any() or (stop > max_row).any() or max_length > max_row // 4:
@@ -296,34 +317,21 @@ def _read_bounds(
     if (first < last_stop.numpy()).any() or (first == stop).all():
         got = f"rows from {first.tolist()} to {stop.tolist()}"
         raise CorruptCheckpoint(explain(where, "rows, after those of the segment before", got, remedy))
-    first, stop = bounds
-    return first, stop
-
-
-def _split_segment(segment: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
-    """Return the flat slots of a segment in its order, as pairs: slots, and a mask of rows to keep (None: all).
-
-    Rows before `oldest` [N] are left out: newer rows use their slots.
-    """
-    if bool((segment.first >= oldest).all()):
-        return [(piece, None) for piece in segment.pieces()]
-    row, env = segment.row_numbers()
-    flat_slots, keep = segment.flat_slots(segment.slots), row >= oldest[env]
-    return list(zip(flat_slots.split(segment.step), keep.split(segment.step), strict=True))
+    return bounds[0], bounds[1]
 
 
 def _fill_piece(
-    source: FileReader, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str
+    reader: SegmentReader, flat: torch.Tensor, piece: Any, is_kept: torch.Tensor | None, where: str
 ) -> memoryview:
-    """Read rows of one column from a segment, and return their bytes."""
+    """Read the rows `piece` of a column [slots · N, …] from a segment, except those not `is_kept`; return the bytes."""
     is_slice = isinstance(piece, slice)
     size = piece.stop - piece.start if is_slice else len(piece)
     block = flat[piece] if is_slice and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
     memory = writable_memory(block)
-    source.fill(memory)
+    reader.fill(memory)
     require_bool_bytes(block, where)
     if not is_slice:
-        flat_slots, block = (piece, block) if keep is None else (piece[keep], block[keep])
+        flat_slots, block = (piece, block) if is_kept is None else (piece[is_kept], block[is_kept])
         flat[flat_slots.to(flat.device)] = block.to(flat.device)
     elif not flat.is_cpu:
         flat[piece] = block.to(flat.device)
@@ -338,7 +346,7 @@ def _describe_changes(manifest: Manifest, buffer: Any) -> list[str]:
         changes.append(f"device {old_device} became {device}; draws will differ from those of the saved buffer.")
     memory = buffer.state()[0].get("memory")
     if memory is not None:
-        # Checkpoints of early versions do not name the memory.
+        # The oldest checkpoints do not contain the name of the memory.
         saved = manifest.values.get("memory", {"name": "own"})
         node = Node(f"{manifest_file(manifest.number)}: values: memory", saved)
         old_name = node.entry("name").text()
@@ -347,7 +355,7 @@ def _describe_changes(manifest: Manifest, buffer: Any) -> list[str]:
     return changes
 
 
-def require_class(where: str, kind: type | None, name: str) -> None:
+def _require_class(where: str, kind: type | None, name: str) -> None:
     """Raise an IncompatibleCheckpoint if `name` is not the name of the expected class."""
     if kind is not None and BUFFER_CLASSES.get(name) is not kind:
         remedy = "Load it without kind, or look for the right folder."
@@ -362,13 +370,3 @@ def is_disk_memory(root: Path) -> bool:
         if is_read_error(error):
             raise
         return False
-
-
-def _reopen(root: Path, options: dict[str, Any]) -> Any:
-    """Open the buffer in a folder of disk memory; raise for options other than `sampler`."""
-    changes = [name for name, value in options.items() if value is not None and name != "sampler"]
-    if changes:
-        remedy = "Save the buffer, and load that checkpoint with this argument."
-        got = f"{changes[0]}={options[changes[0]]!r}"
-        raise IncompatibleCheckpoint(explain(f"load {root}", "no changes to disk memory", got, remedy))
-    return BUFFER_CLASSES["ReplayBuffer"].from_disk(root, sampler=options.get("sampler"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,18 +23,18 @@ from relive.storage.codec import Arrays, array_info, tensor_bytes
 from relive.storage.files import Files
 
 SEGMENT_BYTES = 1 << 30
-"""Maximum bytes of a segment. A file stays on the disk as long as one of its rows is needed."""
+"""Maximum bytes of a segment, a file of rows. It stays on the disk as long as one of its rows is needed."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of rows that this process wrote, or read and verified."""
+    """A segment that this process has written, or has read and verified."""
 
     file: FileInfo
     stop: torch.Tensor
-    """Stop [N] of the rows in the file, exclusive."""
+    """Row [N] of each environment that follows its rows in the file."""
     stamp: tuple[int, ...]
-    """Stamp of the file when it was written or read; see `Files.stamp`."""
+    """`Files.stamp` of the file when it was written or read."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PreviousSave:
     saved_until: torch.Tensor | None = None
     """First unsaved row [N] of each environment; None if no segment exists."""
     damaged: frozenset[int] = frozenset()
-    """Numbers of newer checkpoints that were damaged, so that this one was loaded instead."""
+    """Numbers of newer checkpoints that a load has skipped because they were damaged."""
 
     def without_newest_segments(self) -> PreviousSave:
         """Drop the newest segments that fit into one: the next save writes their rows again as one segment."""
@@ -75,13 +75,6 @@ def remember(buffer: Any, root: Path, previous: PreviousSave) -> None:
         del saves[next(iter(saves))]
 
 
-def remember_damaged(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
-    """Make the next save ignore damaged newer checkpoints of the lineage."""
-    saves: dict[Path, PreviousSave] = buffer._checkpoints
-    key = root.resolve()
-    saves[key] = replace(saves[key], damaged=frozenset(damaged))
-
-
 def save(
     buffer: Any,
     path: str | PathLike[str],
@@ -92,14 +85,17 @@ def save(
 ) -> int:
     """Write a checkpoint of a buffer into the folder `path` and return its number; see `ReplayBuffer.save`.
 
-    `note` is further data of the caller, as JSON and arrays, that belongs to this state of the buffer.
+    `note` is data of the caller, as JSON and arrays, that is saved with the buffer. `files` may be replaced in tests.
     """
     check_positive_int("keep", keep)
     root = Path(path).absolute()
     archive = Archive(root, files)
     damaged: list[str] = []
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
-        kind = _kind_name(buffer)
+        kind = type(buffer).__name__
+        if BUFFER_CLASSES.get(kind) is not type(buffer):
+            remedy = "Save one of these; of an adapter, save its core."
+            raise CheckpointError(explain("save", f"one of {', '.join(BUFFER_CLASSES)}", kind, remedy))
         state = _with_note(Snapshot.of(buffer), note)
         rows = state.rows
         require = partial(_require_fields, f"save to {root}", kind, state.config)
@@ -115,10 +111,12 @@ def save(
             try:
                 archive.commit(manifest)
             finally:
-                if archive.exists(number):  # also true if `commit` failed after it had written the manifest
+                # `commit` may fail after it has written the manifest.
+                if archive.exists(number):
                     remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
             archive.remove_old(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
-    for message in damaged:  # warn after the save: a filter may turn a warning into an error
+    # Warnings come after the save because a filter may turn them into errors.
+    for message in damaged:
         warnings.warn(
             f"save: a file that was saved before is damaged; all rows are written again. {message}", stacklevel=3
         )
@@ -132,19 +130,24 @@ def save(
 
 
 def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> Snapshot:
-    """Add a note to a snapshot. Format 1 stores it before the name of the memory, the last value."""
+    """Add a note to a snapshot."""
     if note is None:
         return state
-    last = {name: part for name, part in state.values.items() if name == "memory"}
-    values = {name: part for name, part in state.values.items() if name not in last}
     note_state = State.of_parts({"note": note})
-    return Snapshot(state.config, values | note_state.values | last, state.arrays | note_state.arrays, state.rows)
+    values = state.values | note_state.values
+    if "memory" in values:
+        # In format 1 the name of the memory is the last value.
+        values["memory"] = values.pop("memory")
+    return state._replace(values=values, arrays=state.arrays | note_state.arrays)
 
 
 def _previous_save(
     buffer: Any, archive: Archive, summaries: Mapping[int, ManifestSummary], damaged: list[str]
 ) -> PreviousSave:
-    """Return the checkpoint to continue: the last one of this buffer, unless another buffer has continued it."""
+    """Return the checkpoint to continue: the last one of this buffer, unless another buffer has continued it.
+
+    A message is appended to `damaged` if a segment was damaged since.
+    """
     previous: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
     if previous is None or _is_continued(previous, archive, summaries):
         return PreviousSave(secrets.token_hex(16), 0)
@@ -152,11 +155,21 @@ def _previous_save(
         return previous.without_rows()
     try:
         archive.require_files(archive.manifest(previous.number))
-    except CheckpointError:  # damaged since the last save: write all rows again
+    except CheckpointError:
         return previous.without_rows()
-    return _verify_segments(
-        archive, previous.without_newest_segments() if archive.is_long(previous.number) else previous, damaged
-    )
+    if archive.is_long(previous.number):
+        previous = previous.without_newest_segments()
+    segments = []
+    for segment in previous.segments:
+        try:
+            stamp = archive.stamp(segment.file)
+            if stamp != segment.stamp:
+                archive.verify_segment(segment.file)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            return previous.without_rows()
+        segments.append(replace(segment, stamp=stamp))
+    return replace(previous, segments=segments)
 
 
 def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[int, ManifestSummary]) -> bool:
@@ -165,30 +178,14 @@ def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[i
     return any(summaries[n].lineage == previous.lineage if n in summaries else not archive.is_damaged(n) for n in newer)
 
 
-def _verify_segments(archive: Archive, previous: PreviousSave, damaged: list[str]) -> PreviousSave:
-    """Verify the segments whose stamps have changed, and update the stamps.
-
-    If a segment is damaged, append a message to `damaged` and drop all segments.
-    """
-    segments = []
-    for segment in previous.segments:
-        try:
-            stamp = archive.stamp(segment.file)
-            if stamp != segment.stamp:
-                archive.verify("segments", segment.file)
-        except CheckpointError as error:
-            damaged.append(str(error))
-            return previous.without_rows()
-        segments.append(replace(segment, stamp=stamp))
-    return replace(previous, segments=segments)
-
-
 def _write_segments(archive: Archive, number: int, rows: Rows, previous: PreviousSave) -> list[Segment]:
     """Write new rows, and return the segments of all rows: those of `previous` that are still needed, and new ones."""
     segments = [segment for segment in previous.segments if bool((segment.stop > rows.first).any())]
-    new_rows = rows if previous.saved_until is None else rows.since(previous.saved_until)
-    for i, part in enumerate(_split_rows(new_rows)):
-        pieces = show_progress(part.parts(), part.nbytes, "saving rows")
+    first = rows.first
+    if previous.saved_until is not None:
+        first = torch.minimum(torch.maximum(first, previous.saved_until), rows.stop)
+    for i, part in enumerate(_split_rows(Rows(rows.columns, first, rows.stop))):
+        pieces = show_progress(part.iter_bytes(), part.nbytes, "saving rows")
         file = archive.write_file("segments", f"{number:08}-{i}.bin", part.arrays, pieces)
         segments.append(Segment(file, part.stop, archive.stamp(file)))
     return segments
@@ -206,22 +203,7 @@ def _split_rows(rows: Rows) -> Iterator[Rows]:
         yield Rows(rows.columns, first, torch.minimum(first + step, rows.stop))
 
 
-def _kind_name(buffer: Any) -> str:
-    """Return the name of a buffer's class in files; raise for a class that cannot be saved."""
-    name = type(buffer).__name__
-    if BUFFER_CLASSES.get(name) is not type(buffer):
-        remedy = "Save one of these; of an adapter, save its core."
-        raise CheckpointError(explain("save", f"one of {', '.join(BUFFER_CLASSES)}", name, remedy))
-    return name
-
-
 _FIELD_NAMES = ("obs", "action", "reward", "value", "extra")
-
-
-def _declared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declared fields of a config by name; a new distillation buffer may have only `obs`."""
-    fields = config.get("fields", {name: config[name] for name in _FIELD_NAMES if name in config})
-    return fields if isinstance(fields, dict) else {}
 
 
 def _require_fields(where: str, kind: str, config: Mapping[str, Any], other: Manifest) -> None:
@@ -230,12 +212,16 @@ def _require_fields(where: str, kind: str, config: Mapping[str, Any], other: Man
     if other.kind != kind:
         raise IncompatibleCheckpoint(explain(where, f"a {other.kind}, as in its checkpoints", f"a {kind}", remedy))
     fields, other_fields = _declared_fields(config), _declared_fields(other.config)
-    names = (
-        fields.keys() | other_fields.keys()
-        if "action" in fields and "action" in other_fields
-        else fields.keys() & other_fields.keys()
-    )
+    names = fields.keys() | other_fields.keys()
+    if "action" not in fields or "action" not in other_fields:
+        # An empty distillation buffer has declared only `obs`.
+        names = fields.keys() & other_fields.keys()
     for name in sorted(names):
         if fields.get(name) != other_fields.get(name):
             expected = f"{name} {other_fields.get(name)}, as in its checkpoints"
             raise IncompatibleCheckpoint(explain(where, expected, fields.get(name), remedy))
+
+
+def _declared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    fields = config.get("fields", {name: config[name] for name in _FIELD_NAMES if name in config})
+    return fields if isinstance(fields, dict) else {}

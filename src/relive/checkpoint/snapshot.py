@@ -1,7 +1,9 @@
-"""Snapshots of buffers and their parts, and a reader of untrusted snapshots."""
+"""Snapshots: the state of a buffer or of one of its parts, as JSON and arrays, and a reader of untrusted ones."""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,99 +12,98 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from relive.schema.conversion import as_indexable
-from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage.codec import (
     ArrayInfo,
     Arrays,
     ArraySource,
     ArraySpec,
     Node,
+    array_info,
     arrays_in_memory,
     tensor_bytes,
     writable_memory,
 )
 
 MAX_NOTE_BYTES = 1 << 26
-"""Maximum bytes of the note of a shard."""
+"""Maximum bytes of the note that a shard of a replay service adds to its checkpoints."""
 
 
 class State(NamedTuple):
     """State of a part of a buffer, without its config."""
 
     values: dict[str, Any]
-    """The part of the state outside arrays, such as numbers and names, as JSON."""
+    """Numbers, names and flags, as JSON."""
     arrays: Arrays
-    """Tensors by name; they may share the memory of the part."""
+    """Tensors by name, which may share the memory of the part."""
 
     @staticmethod
     def of_parts(parts: Mapping[str, tuple[dict[str, Any], Arrays]]) -> State:
-        """Combine the states of parts: `values` by part, arrays under the names `part.name`."""
+        """Combine the states of parts: `values` becomes a dict by part, and an array is named `part.name`."""
         arrays_by_name = {f"{name}.{key}": x for name, (_, arrays) in parts.items() for key, x in arrays.items()}
         return State({name: values for name, (values, _) in parts.items()}, arrays_by_name)
 
 
 class SnapshotReader:
-    """Reads the untrusted state of a part: values and arrays, each verified when it is requested."""
+    """Reads the untrusted state of a buffer or of one of its parts; verifies each array when it is requested."""
 
-    def __init__(self, values: Node, arrays: ArraySource, prefix: str = "", *, config: Node | None = None) -> None:
-        self.values, self._arrays, self._prefix = values, arrays, prefix
-        self.config = Node("config", {}) if config is None else config
-        """Config of the saved part."""
+    def __init__(self, arrays: ArraySource, values: Node, config: Node) -> None:
+        self.values, self.config = values, config
+        """State outside the arrays, and config of the whole buffer."""
+        self._arrays, self._prefix = arrays, ""
+        self._unread_names = dict.fromkeys(arrays.specs)
+        """Names of the arrays that nobody has requested, in the order of the file; all parts share this dict."""
         self.is_moved = False
-        """Whether the saved part was on another device."""
+        """Whether the saved buffer was on another device."""
         self.segments: Mapping[str, tuple[ArrayInfo, ...]] = {}
         """Arrays of each segment: two with the bounds of its rows, then the columns."""
-
-    @classmethod
-    def of(cls, where: str, config: dict[str, Any], values: dict[str, Any], arrays: ArraySource) -> SnapshotReader:
-        """Make a reader of a whole buffer in the document `where`."""
-        return cls(Node(f"{where}: values", values), arrays, config=Node(f"{where}: config", config))
 
     def require_columns(self, columns: Mapping[str, ArraySpec]) -> None:
         """Raise unless all segments have exactly these columns. Called before memory for the rows is allocated."""
         expected = [(name, *spec) for name, spec in columns.items()]
         for where, arrays in self.segments.items():
-            specs = [(array.name, DTYPES_BY_NAME[array.dtype], array.shape[1:]) for array in arrays[2:]]
+            specs = [(array.name, array.dtype, array.shape[1:]) for array in arrays[2:]]
             if specs != expected:
                 got = next((spec for spec in specs if spec not in expected), f"{len(specs)} of {len(expected)} columns")
                 raise Node(where, got).error("the columns that the manifest declares")
 
     def part(self, name: str) -> SnapshotReader:
         """Return a reader of a part of this part."""
-        return self._part(name, self.values.entry(name))
+        part = self.part_without_values(name)
+        part.values = self.values.entry(name)
+        return part
 
     def part_without_values(self, name: str) -> SnapshotReader:
         """Return a reader of a part with arrays but without values."""
-        return self._part(name, Node((self.values, name), {}))
-
-    def _part(self, name: str, values: Node) -> SnapshotReader:
-        part = SnapshotReader(values, self._arrays, f"{self._prefix}{name}.")
-        part.is_moved = self.is_moved
+        part = copy.copy(self)
+        part.values, part._prefix = Node((self.values, name), {}), f"{self._prefix}{name}."
         return part
 
     def spec(self, name: str) -> ArraySpec | None:
         """Return the dtype and shape of an array without reading it; None if it does not exist."""
-        return self._arrays.spec(self._prefix + name)
+        return self._arrays.specs.get(self._prefix + name)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read an array whose dtype and shape were verified before."""
-        return self._arrays[self._prefix + name]
+        self._unread_names.pop(self._prefix + name, None)
+        return self._arrays.read(self._prefix + name)
 
     def tensors(self, max_bytes: int) -> Arrays:
         """Read all arrays of this part; raise if they have more than `max_bytes` together."""
-        sizes = self._arrays.sizes(self._prefix)
+        sizes = {
+            name.removeprefix(self._prefix): dtype.itemsize * math.prod(shape)
+            for name, (dtype, shape) in self._arrays.specs.items()
+            if name.startswith(self._prefix)
+        }
         if sum(sizes.values()) > max_bytes:
             largest = max(sizes, key=lambda name: sizes[name])
-            raise self.array_node(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").error(
-                f"at most {max_bytes:,} bytes"
-            )
-        return {name.removeprefix(self._prefix): self._arrays[name] for name in sizes}
+            raise self.array_node(largest, f"{sizes[largest]:,}").error(f"at most {max_bytes:,} bytes")
+        return {name: self.tensor(name) for name in sizes}
 
     def array_node(self, name: str, got: Any = None) -> Node:
         """Return a node for an error about an array."""
-        if got is None:
-            spec = self.spec(name)
-            got = None if spec is None else f"{spec[0]} of shape {spec[1]}"
+        spec = self.spec(name)
+        if got is None and spec is not None:
+            got = f"{spec[0]} of shape {spec[1]}"
         return Node(f"{self._arrays.where}: {self._prefix}{name}", got)
 
     def require(self, name: str, leading: tuple[int | range | None, ...], *, only_leading: bool = True) -> ArraySpec:
@@ -112,43 +113,40 @@ class SnapshotReader:
         """
         spec = self.spec(name)
         shape = () if spec is None else spec[1]
-        has_axes = spec is not None and (len(shape) >= len(leading) if only_leading else len(shape) == len(leading))
+        has_axes = len(shape) >= len(leading) if only_leading else len(shape) == len(leading)
         if spec is not None and has_axes and all(map(_matches, shape, leading)):
             return spec
         shape = tuple("any" if length is None else length for length in leading)
         raise self.array_node(name).error(f"an array of {'leading ' if only_leading else ''}shape {shape}")
-
-    def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """Read an array that must have the dtype and shape of `like`."""
-        return self.read_array(name, tuple(like.shape), like.dtype)
-
-    def read_array(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Read an array that must have this dtype and shape."""
-        self.require_spec(name, shape, dtype)
-        return self.tensor(name)
 
     def require_spec(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> None:
         """Raise unless an array has this dtype and shape. The array is not read."""
         if self.require(name, shape, only_leading=False)[0] != dtype:
             raise self.array_node(name).error(f"{dtype}")
 
-    def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
-        """Read arrays with the dtypes and shapes of their targets, as copies on the devices of the targets."""
-        return {name: self.read_like(name, like).to(like.device, copy=True) for name, like in targets.items()}
+    def read_array(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Read an array that must have this dtype and shape."""
+        self.require_spec(name, shape, dtype)
+        return self.tensor(name)
+
+    def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Read an array that must have the dtype and shape of `like`."""
+        return self.read_array(name, tuple(like.shape), like.dtype)
 
     def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy arrays into the tensors of the same names."""
         for name, target in targets.items():
             array = self.read_like(name, target)
             if target.is_cpu and target.is_contiguous():
-                writable_memory(target)[:] = writable_memory(array)  # copy_ is parallel and would wait for busy cores
+                # `copy_` is parallel and would wait for busy cores.
+                writable_memory(target)[:] = writable_memory(array)
             else:
                 target.copy_(array)
 
     def finish(self, what: str) -> None:
         """Raise unless every array was requested."""
-        if self._arrays.unread_names:
-            raise self.array_node(self._arrays.unread_names[0]).error(f"no other array than those of a {what}")
+        if self._unread_names:
+            raise self.array_node(next(iter(self._unread_names))).error(f"no other array than those of a {what}")
 
 
 def _matches(length: int, expected: int | range | None) -> bool:
@@ -161,14 +159,15 @@ def sum_bytes(arrays: Mapping[str, torch.Tensor]) -> int:
 
 
 _COPY_BYTES = 1 << 22
-"""Bytes per copy of rows that are not contiguous."""
+"""Maximum bytes of a piece of a column that is read or written at once."""
 
 
 @dataclass
 class Rows:
     """Immutable rows in columns `[slots, N, …]`, with row r of an environment in slot r mod slots.
 
-    Environment e has the rows from `first[e]` to before `stop[e]`.
+    Environment e has the rows from `first[e]` to before `stop[e]`. A file with these rows, a segment, is ordered by
+    time if all environments have the same rows, else by environment.
     """
 
     columns: Arrays
@@ -179,10 +178,6 @@ class Rows:
     def slots(self) -> int:
         """Number of slots per environment."""
         return len(next(iter(self.columns.values())))
-
-    def since(self, start: torch.Tensor) -> Rows:
-        """Return the rows from `start` [N] on."""
-        return Rows(self.columns, torch.minimum(torch.maximum(self.first, start), self.stop), self.stop)
 
     def __len__(self) -> int:
         return int((self.stop - self.first).sum())
@@ -195,39 +190,37 @@ class Rows:
     @property
     def arrays(self) -> tuple[ArrayInfo, ...]:
         """Arrays of a segment of these rows: their bounds, then the columns."""
-        envs, count = len(self.first), len(self)
-        bounds = tuple(ArrayInfo(name, "int64", (envs,)) for name in ("first", "stop"))
-        return bounds + tuple(
-            ArrayInfo(name, dtype_name(column.dtype), (count, *column.shape[2:]))
-            for name, column in self.columns.items()
-        )
+        count = len(self)
+        bounds = array_info("first", self.first), array_info("stop", self.stop)
+        columns = self.columns.items()
+        return bounds + tuple(ArrayInfo(name, column.dtype, (count, *column.shape[2:])) for name, column in columns)
 
-    def parts(self) -> Iterator[memoryview]:
+    def iter_bytes(self) -> Iterator[memoryview]:
         """Yield the bytes of a segment, without a copy where rows are contiguous in memory."""
         yield tensor_bytes(self.first)
         yield tensor_bytes(self.stop)
-        pieces = self.pieces()
+        pieces = self.slot_pieces()
         for column in self.columns.values():
             flat = as_indexable(column.flatten(0, 1))
             for piece in pieces:
                 yield tensor_bytes(flat[piece])
 
-    def pieces(self) -> list[Any]:
-        """Return the rows as indices of columns `[slots · N, …]`: slices or tensors, in the order of a segment.
+    def slot_pieces(self) -> list[Any]:
+        """Return the rows as indices of flat columns `[slots · N, …]`, in the order of a segment.
 
-        A segment is ordered by time if all environments have the same rows, else by environment.
+        An index is a slice, or a tensor where rows are not contiguous.
         """
-        envs, slots, step = len(self.first), self.slots, self.step
-        if self.has_equal_bounds:
-            first, stop = int(self.first[0]), int(self.stop[0])
-            boundaries = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
-            runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(boundaries)]
-            return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
-        return list(self.flat_slots(slots).split(step))
+        envs, slots, step = len(self.first), self.slots, self.rows_per_piece
+        if not self.has_equal_bounds:
+            return list(self.flat_slots().split(step))
+        first, stop = int(self.first[0]), int(self.stop[0])
+        boundaries = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
+        runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(boundaries)]
+        return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
 
     @property
-    def step(self) -> int:
-        """Number of rows per copy."""
+    def rows_per_piece(self) -> int:
+        """Maximum number of rows of a piece."""
         max_row_bytes = max(column[0, 0].nbytes for column in self.columns.values())
         return max(_COPY_BYTES // max(max_row_bytes, 1), 1)
 
@@ -246,10 +239,10 @@ class Rows:
         env = envs.repeat_interleave(sizes)
         return torch.arange(len(env), device="cpu") - (sizes.cumsum(0) - sizes - self.first)[env], env
 
-    def flat_slots(self, slots: int) -> torch.Tensor:
-        """Return the flat slots of the rows in columns `[slots · N, …]`, in the order of a segment."""
+    def flat_slots(self) -> torch.Tensor:
+        """Return the indices of the rows in flat columns `[slots · N, …]`, in the order of a segment."""
         row, env = self.row_numbers()
-        return row % slots * len(self.first) + env
+        return row % self.slots * len(self.first) + env
 
 
 BUFFER_CLASSES: dict[str, Any] = {}
@@ -258,7 +251,7 @@ BUFFER_CLASSES: dict[str, Any] = {}
 Buffers and their parts have these methods: `config()` returns the constructor arguments as JSON; `state()` returns a
 `State`; `load_state(saved)` restores a state or raises a CorruptCheckpoint; `check()` raises an InvariantError if the
 part is inconsistent. A buffer also has the classmethod `from_config(config, saved, **changes)`, which makes an empty
-buffer, and `rows()`, its immutable rows.
+buffer, and the method `rows()`, which returns its immutable rows.
 """
 
 BufferClass = TypeVar("BufferClass")
@@ -296,6 +289,5 @@ class Snapshot(NamedTuple):
 
     def reader(self) -> SnapshotReader:
         """Return a reader that verifies everything it reads."""
-        return SnapshotReader(
-            Node("values", self.values), arrays_in_memory("state", self.arrays), config=Node("config", self.config)
-        )
+        arrays = arrays_in_memory("state", self.arrays)
+        return SnapshotReader(arrays, Node("values", self.values), Node("config", self.config))

@@ -135,7 +135,7 @@ def _fill(snapshot: Snapshot, buffer: Any) -> None:
     saved = snapshot.reader()
     buffer.load_state(saved)
     saved.finish(type(buffer).__name__)
-    rows = SnapshotReader(Node("rows", {}), arrays_in_memory("state", snapshot.columns))
+    rows = SnapshotReader(arrays_in_memory("state", snapshot.columns), Node("rows", {}), saved.config)
     rows.copy_into(Snapshot.of(buffer).columns)
     rows.finish(f"{type(buffer).__name__}'s rows")
 

@@ -20,7 +20,7 @@ from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import MAX_ROWS_PER_STEP, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import resume
 from relive.storage import disk
-from relive.storage.codec import ArraySource, tensor_bytes
+from relive.storage.codec import Node, tensor_bytes
 from relive.storage.disk import Commit, newest_commit, require_support
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def read_last_commit(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
 
 
 def _reader(commit: Commit) -> SnapshotReader:
-    assert isinstance(commit.arrays, ArraySource)
-    return SnapshotReader.of(commit.name, commit.config, commit.values, commit.arrays)
+    name = commit.name
+    return SnapshotReader(commit.arrays, Node(f"{name}: values", commit.values), Node(f"{name}: config", commit.config))
 
 
 def _resume(buffer: ReplayBuffer, saved: SnapshotReader, commit: Commit, resumes: bool) -> None:

@@ -88,7 +88,8 @@ class Accumulator:
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Continue from a saved state of an object with the same arguments."""
-        self._assign(saved.arrays_like(self._tensors))
+        tensors = self._tensors.items()
+        self._assign({name: saved.read_like(name, like).to(like.device, copy=True) for name, like in tensors})
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return copies of all tensors."""

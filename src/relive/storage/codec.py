@@ -1,8 +1,7 @@
-"""Codec for untrusted files: strict JSON after a line with its checksum, and lists of arrays.
+"""Writes and parses the files of buffers: strict JSON after a line with its checksum, and arrays of raw bytes.
 
-Manifests, commits of disk memory, notes of shards and pickles share it. Every type, size and name is checked here,
-before anything is allocated or opened. An array is read when a buffer requests it, after its dtype and shape were
-checked: an unused array takes no memory.
+Files are untrusted: every type, size and name is checked before memory is allocated or another file is opened. An array
+is read when a buffer requests it, so that an unused array takes no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -32,36 +31,20 @@ CHUNK_BYTES = 1 << 22
 """Bytes per checksum of a file; the last checksum may cover fewer."""
 MAX_JSON_BYTES = 1 << 21
 """Maximum bytes of a JSON document: parsed, it takes up to 24 times as much memory."""
-MAX_FOLDER_FORMAT_BYTES = 64
-"""Maximum bytes of the file FORMAT of a folder."""
 MAX_ARRAYS = 1 << 14
 """Maximum number of arrays in a file."""
+MAX_FIRST_LINE_BYTES = 64
+"""Maximum bytes of the first line of a file, and of the file FORMAT of a folder."""
 
 ARRAY_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
 """Pattern of array names, such as `ring.head`."""
 
 _MAX_INTEGER = 1 << 62
-MAX_FIRST_LINE_BYTES = 64
-"""Maximum bytes of the first line, which contains the checksum."""
+_CORRUPT_REMEDY = "Load an older checkpoint, or copy this one again."
 
 
-@dataclass(frozen=True)
-class ArrayInfo:
-    """Name, dtype and shape of an array in a file. The arrays of a file are stored one after another."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes, without overflow."""
-        return DTYPES_BY_NAME[self.dtype].itemsize * math.prod(self.shape)
-
-
-def to_json(document: Any) -> bytes:
-    """Encode a document as strict JSON in one line."""
-    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+# The first line of a file contains the format and the checksum of the rest. The file FORMAT contains the format of a
+# folder.
 
 
 def with_checksum(body: bytes) -> bytes:
@@ -69,17 +52,28 @@ def with_checksum(body: bytes) -> bytes:
     return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
 
 
-def arrays_to_json(arrays: Iterable[ArrayInfo]) -> list[Any]:
-    """Describe arrays as JSON."""
-    return [[array.name, array.dtype, list(array.shape)] for array in arrays]
+def parse_format(where: str, first_line: bytes) -> int:
+    """Return the format in the first line of a file. Newer formats may have another rest of the line."""
+    return int(_match_first_line(where, rb"recollect ([0-9]{1,9}) .*", first_line)[1])
 
 
-def parse_format(where: str, first: bytes) -> int:
-    """Return the format in the first line of a file. Called before anything else is read."""
-    header = re.match(rb"recollect ([0-9]{1,9}) ", first)
-    if header is None:
-        raise _no_first_line(where, first)
-    return int(header[1])
+def require_first_line(where: str, first_line: bytes, checksum: int, nbytes: int) -> None:
+    """Raise unless the first line of a file of `nbytes` bytes contains the checksum of the other lines."""
+    expected = int(_match_first_line(where, rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first_line)[2], 16)
+    if checksum != expected:
+        place = f"{where}, bytes {len(first_line) + 1} to {nbytes}"
+        raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{checksum:08x}", _CORRUPT_REMEDY))
+
+
+def _match_first_line(where: str, pattern: bytes, first_line: bytes) -> re.Match[bytes]:
+    match = re.fullmatch(pattern, first_line, re.DOTALL)
+    if match is None:
+        place, start = (
+            f"{where}, bytes 0 to {min(len(first_line), MAX_FIRST_LINE_BYTES)}",
+            first_line[:MAX_FIRST_LINE_BYTES],
+        )
+        raise CorruptCheckpoint(explain(place, "relive's first line", repr(start), _CORRUPT_REMEDY))
+    return match
 
 
 def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
@@ -93,43 +87,25 @@ def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _CORRUPT_REMEDY))
 
 
-def parse_folder_format(header: bytes, kind: str, readers: Mapping[int, Any]) -> int:
-    """Return the format in the file FORMAT of a folder of this kind; raise if it is foreign, damaged or too new."""
-    version = re.fullmatch(rb"recollect %b ([0-9]{1,9})\n" % kind.encode(), header)
-    if version is None:
-        place, expected = f"FORMAT, bytes 0 to {len(header)}", repr(folder_format(kind).decode())
-        remedy = "Pass another folder, or copy this one again."
-        raise CorruptCheckpoint(explain(place, expected, repr(header), remedy))
-    reader_for("FORMAT", int(version[1]), readers)
-    return int(version[1])
-
-
 def folder_format(kind: str) -> bytes:
-    """Return the contents of the file FORMAT of a folder of this kind."""
+    """Return the contents of the file FORMAT of a folder of this kind: "checkpoint" or "disk memory"."""
     return f"recollect {kind} {FORMAT}\n".encode()
 
 
-def without_checksum(where: str, data: bytes) -> bytes:
-    """Verify the first line of `data` and return the rest: the inverse of `with_checksum`."""
-    first, _, body = data.partition(b"\n")
-    require_first_line(where, first, zlib.crc32(body), len(data))
-    return body
+def parse_folder_format(contents: bytes, kind: str, readers: Mapping[int, Any]) -> int:
+    """Return the format of a folder of this kind from its file FORMAT; raise if it is foreign, damaged or too new."""
+    match = re.fullmatch(rb"recollect %b ([0-9]{1,9})\n" % kind.encode(), contents)
+    if match is None:
+        place, expected = f"FORMAT, bytes 0 to {len(contents)}", repr(folder_format(kind).decode())
+        remedy = "Pass another folder, or copy this one again."
+        raise CorruptCheckpoint(explain(place, expected, repr(contents), remedy))
+    reader_for("FORMAT", int(match[1]), readers)
+    return int(match[1])
 
 
-def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
-    place = f"{where}, bytes 0 to {min(len(first), MAX_FIRST_LINE_BYTES)}"
-    return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:MAX_FIRST_LINE_BYTES]), _CORRUPT_REMEDY))
-
-
-def require_first_line(where: str, first: bytes, checksum: int, nbytes: int) -> None:
-    """Raise unless the first line of a file of `nbytes` bytes contains `checksum`, that of the other lines."""
-    header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
-    if header is None:
-        raise _no_first_line(where, first)
-    if checksum != int(header[2], 16):
-        place = f"{where}, bytes {len(first) + 1} to {nbytes}"
-        expected = f"the checksum {int(header[2], 16):08x}"
-        raise CorruptCheckpoint(explain(place, expected, f"{checksum:08x}", _CORRUPT_REMEDY))
+def to_json(document: Any) -> bytes:
+    """Encode a document as strict JSON in one line."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
 def from_json(where: str, body: bytes) -> Node:
@@ -141,9 +117,6 @@ def from_json(where: str, body: bytes) -> Node:
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(explain(where, "strict JSON", error, _CORRUPT_REMEDY)) from None
     return Node(where, document)
-
-
-_CORRUPT_REMEDY = "Load an older checkpoint, or copy this one again."
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -175,7 +148,7 @@ class Node:
 
     @property
     def where(self) -> str:
-        """Place in the document. Computed on demand: a document may have a million values."""
+        """Place in the document, computed on demand because a document may have a million values."""
         if isinstance(self._place, str):
             return self._place
         outer, key = self._place
@@ -183,7 +156,8 @@ class Node:
 
     def error(self, expected: str) -> CorruptCheckpoint:
         """Return the error for a value that is not `expected`."""
-        got = reprlib.repr(self.value)  # short even for long or deeply nested values
+        # `reprlib` visits only the start of a long or deeply nested value.
+        got = reprlib.repr(self.value)
         got = got if len(got) <= 80 else f"{got[:77]}…"
         return CorruptCheckpoint(explain(self.where, expected, got, _CORRUPT_REMEDY))
 
@@ -270,24 +244,50 @@ class Node:
         return self.integers(64)
 
 
+@dataclass(frozen=True)
+class ArrayInfo:
+    """Name, dtype and shape of an array in a file. The arrays of a file are stored one after another."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes, without overflow."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
+    """Describe a tensor for a file; raise if a file cannot contain it."""
+    if not ARRAY_NAME_PATTERN.fullmatch(name):
+        remedy = "Rename it in the state() of the sampler."
+        raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME_PATTERN.pattern}", repr(name), remedy))
+    if tensor.dtype not in DTYPES:
+        expected, remedy = f"{name} with one of the dtypes {', '.join(DTYPES_BY_NAME)}", "Convert it in state()."
+        raise CheckpointError(explain("save", expected, tensor.dtype, remedy))
+    return ArrayInfo(name, tensor.dtype, tuple(tensor.shape))
+
+
+def arrays_to_json(arrays: Iterable[ArrayInfo]) -> list[Any]:
+    """Describe arrays as JSON."""
+    return [[array.name, dtype_name(array.dtype), list(array.shape)] for array in arrays]
+
+
 def arrays_from_json(node: Node) -> tuple[ArrayInfo, ...]:
     """Parse untrusted descriptions of arrays, the inverse of `arrays_to_json`."""
-    arrays = tuple(_array_from_json(array) for array in node.items(MAX_ARRAYS))
-    if len({array.name for array in arrays}) != len(arrays):
+    arrays: dict[str, ArrayInfo] = {}
+    nodes = node.items(MAX_ARRAYS)
+    for name, dtype, shape in (each.parts(3) for each in nodes):
+        array = ArrayInfo(name.text(ARRAY_NAME_PATTERN), DTYPES_BY_NAME[dtype.one_of(DTYPES_BY_NAME)], shape.shape())
+        # Strides are products of sizes and must not overflow, even if another axis is empty.
+        if array.dtype.itemsize * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
+            raise shape.error(f"sizes whose product is at most {_MAX_INTEGER} bytes")
+        arrays[array.name] = array
+    if len(arrays) != len(nodes):
         raise node.error("arrays with distinct names")
-    return arrays
+    return tuple(arrays.values())
 
-
-def _array_from_json(node: Node) -> ArrayInfo:
-    name, dtype, shape = node.parts(3)
-    array = ArrayInfo(name.text(ARRAY_NAME_PATTERN), dtype.one_of(DTYPES_BY_NAME), shape.shape())
-    # Strides are products of sizes and must not overflow, even if another axis is empty.
-    if DTYPES_BY_NAME[array.dtype].itemsize * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
-        raise shape.error(f"sizes whose product is at most {_MAX_INTEGER} bytes")
-    return array
-
-
-# Arrays in files and in memory
 
 _UNCHECKED_BYTES = 1 << 26
 """Arrays of at most this many bytes are read without checking the free memory."""
@@ -298,34 +298,19 @@ ArraySpec = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape of an array."""
 
 
-class ArraySource:
-    """Named arrays, each read on first access."""
+class ArraySource(NamedTuple):
+    """Untrusted arrays that are read on demand, from a file or from tensors of a caller."""
 
-    def __init__(self, where: str, specs: Mapping[str, ArraySpec], read: Callable[[str], torch.Tensor]) -> None:
-        self.where, self._specs, self._read = where, specs, read
-        self._requested: set[str] = set()
-
-    @property
-    def unread_names(self) -> list[str]:
-        """Names of the arrays that were not requested."""
-        return [name for name in self._specs if name not in self._requested]
-
-    def spec(self, name: str) -> ArraySpec | None:
-        """Return the dtype and shape of an array without reading it; None if it does not exist."""
-        return self._specs.get(name)
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Number of bytes of each array whose name starts with `prefix`."""
-        specs = {name: spec for name, spec in self._specs.items() if name.startswith(prefix)}
-        return {name: dtype.itemsize * math.prod(shape) for name, (dtype, shape) in specs.items()}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        self._requested.add(name)
-        return self._read(name)
+    where: str
+    """Name of the source, for messages."""
+    specs: Mapping[str, ArraySpec]
+    """Dtype and shape of each array, by name."""
+    read: Callable[[str], torch.Tensor]
+    """Returns the array of this name."""
 
 
 def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor]) -> ArraySource:
-    """Make an ArraySource that returns copies of a caller's tensors."""
+    """Make a source of copies of tensors."""
     for name, x in tensors.items():
         is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
         if not isinstance(name, str) or not is_plain:
@@ -344,7 +329,7 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
     offsets: dict[str, int] = {}
     nbytes = 0
     for array in arrays:
-        specs[array.name], offsets[array.name] = (DTYPES_BY_NAME[array.dtype], array.shape), nbytes
+        specs[array.name], offsets[array.name] = (array.dtype, array.shape), nbytes
         nbytes += array.nbytes
     free = available_bytes() if nbytes > _UNCHECKED_BYTES else None
     if free is not None and nbytes > free:
@@ -368,20 +353,9 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
         remedy = "Save on a little-endian machine."
         raise CheckpointError(explain("save", "a little-endian machine", sys.byteorder, remedy))
     whole = tensor.detach().cpu().contiguous()
-    # An axis of length one may have any stride, and a view of bytes would be refused: declare the memory contiguous.
+    # An axis of length one may have any stride, with which a view of bytes is refused. A flat view is accepted.
     flat = whole.as_strided((whole.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
-def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
-    """Describe a tensor for a file."""
-    if not ARRAY_NAME_PATTERN.fullmatch(name):
-        remedy = "Rename it in the state() of the sampler."
-        raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME_PATTERN.pattern}", repr(name), remedy))
-    if tensor.dtype not in DTYPES:
-        expected, remedy = f"{name} with one of the dtypes {', '.join(DTYPES_BY_NAME)}", "Convert it in state()."
-        raise CheckpointError(explain("save", expected, tensor.dtype, remedy))
-    return ArrayInfo(name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def writable_memory(tensor: torch.Tensor) -> memoryview:
@@ -395,6 +369,7 @@ def require_bool_bytes(tensor: torch.Tensor, where: str) -> None:
     """Raise unless every byte of a bool tensor is 0 or 1: kernels misbehave for others."""
     if tensor.dtype != torch.bool or not tensor.numel():
         return
-    largest = int(tensor.view(torch.uint8).numpy().max())  # numpy: a parallel torch op would wait for busy cores
+    # numpy computes in one thread; a parallel torch op would wait for busy cores.
+    largest = int(tensor.view(torch.uint8).numpy().max())
     if largest > 1:
         raise CorruptCheckpoint(explain(where, "bools of 0 and 1", largest, "Copy it again."))

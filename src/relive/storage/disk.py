@@ -30,7 +30,6 @@ from relive.storage.allocator import Allocator, Memory, require_persistent_memor
 from relive.storage.codec import (
     CHUNK_BYTES,
     MAX_FIRST_LINE_BYTES,
-    MAX_FOLDER_FORMAT_BYTES,
     MAX_JSON_BYTES,
     Arrays,
     ArraySource,
@@ -58,28 +57,30 @@ _UNPUBLISHED_FORMAT = "FORMAT.new"
 _FILE_NAME_PATTERN = re.compile(
     r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+"
 )
-"""Names of the files that an interrupted creation may leave."""
+"""Names of the files that an interrupted creation of disk memory may leave."""
 _DERIVED_ARRAYS = ("tree.sums", "tree.least", "tree.summary", "closed")
-"""Arrays without a file: sums, which are recomputed, and the closed flag of a RateLimit, which is never saved."""
+"""Names of arrays without a file: sums are recomputed, and the closed flag of a RateLimit is not saved."""
 _ROW_ARRAY_PATTERN = re.compile(r"(column|next)[0-9]+")
-"""Names of the arrays of rows, which may be larger than memory."""
+"""Pattern of the names of row arrays, which may be larger than memory."""
 
-
+COMMIT_FILES = ("commit0", "commit1")
+"""Names of the files that commits are written into alternately: one is always complete."""
 COMMIT_BYTES = 1 << 28
+"""Maximum bytes of new rows between commits, unless the caller of `Memory.disk` chooses the interval."""
 COMMIT_SECONDS = 60.0
-_NUMBERS_GROWTH_BYTES = 1 << 12
-"""Maximum growth of the JSON of a commit: its numbers get more digits."""
+"""Maximum seconds between commits while steps are added."""
 _MIN_ROWS = 32
-"""Minimum number of rows between commits: a commit waits milliseconds for the disk."""
+"""Minimum number of rows between commits: each waits milliseconds for the disk."""
+_MAX_COMMIT_BYTES = 1 << 30
+"""Maximum bytes of a commit."""
+_NUMBERS_GROWTH_BYTES = 1 << 12
+"""Maximum growth of the JSON of a commit, whose numbers get more digits."""
 _FLUSH_BYTES = 1 << 24
-"""Bytes of new rows after which writing to the disk starts, so that a commit waits for less."""
+"""Bytes of new rows after which writing to the disk starts, so that the next commit waits for fewer bytes."""
 _REQUEST_BYTES = 1 << 17
 """Maximum bytes that Linux reads ahead per request."""
 
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
-COMMIT_FILES = ("commit0", "commit1")
-_MAX_COMMIT_BYTES = 1 << 30
-"""Maximum bytes of a commit."""
 _BOOT_PATTERN = re.compile(r".{0,128}")
 
 
@@ -96,8 +97,8 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
         return DiskAllocator(root, owner.config(), max_rows, only_reads=only_reads)
 
     def free_bytes() -> int | None:
-        """Return the free space of the disk; None if the folder already contains a buffer."""
         with convert_read_errors(str(root)):
+            # The files of an existing buffer have their space already.
             return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
     return Memory(
@@ -129,13 +130,13 @@ class DiskAllocator(Allocator):
         """File descriptors of the commits, by file name."""
         self.is_open = True
         self._rows_left = self._deadline = self._steps_until_flush = math.inf
-        """Number of rows and time until the next commit, and number of steps until writing to the disk starts."""
+        """Number of rows until the next commit, its latest time, and number of steps until `_start_flush`."""
         self._is_closing = False
-        """Whether the last commit marks the buffer as closed."""
+        """Whether the last commit declares the buffer closed."""
         open_files = self._open_files = _OpenFiles(self._files, self._take_lock(), self._arrays, self._commit_files)
         weakref.finalize(self, open_files.release)
         self._last_commit: Commit | None = None
-        """The last commit when the folder was opened; None in a new folder."""
+        """The commit from which the buffer is recovered; None in a new folder."""
         with self._closed_on_error(str(root)):
             if holds_disk_memory(self._files):
                 self._last_commit = self._read_last_commit(config)
@@ -147,7 +148,7 @@ class DiskAllocator(Allocator):
 
     @contextmanager
     def _closed_on_error(self, where: str) -> Iterator[None]:
-        """Close the folder immediately if the body raises; an error of the disk names `where`."""
+        """Close the folder if the body raises. An OSError becomes a CheckpointError that names `where`."""
         try:
             with convert_read_errors(where):
                 yield
@@ -156,7 +157,7 @@ class DiskAllocator(Allocator):
             raise
 
     def _close_files(self) -> None:
-        """Release the folder for other processes. A second call completes an interrupted first call."""
+        """Release the folder for other processes. Another call completes an interrupted one."""
         self.is_open = False
         complete(self._open_files.release)
 
@@ -179,7 +180,7 @@ class DiskAllocator(Allocator):
 
     def _refuse_foreign(self) -> None:
         """Raise if a folder without FORMAT contains files of other programs."""
-        names = self._files.names("") if self._root.exists() else []
+        names = self._files.names("")
         if FORMAT in names:
             holds_disk_memory(self._files)
             return
@@ -191,7 +192,7 @@ class DiskAllocator(Allocator):
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
     def _remove_incomplete(self) -> None:
-        """Remove the files of an interrupted creation. They contain no steps."""
+        """Remove the files of an interrupted creation; raise if they contain rows."""
         if self._only_reads or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
@@ -200,7 +201,7 @@ class DiskAllocator(Allocator):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
-        """Whether the folder contains rows: its first commit precedes the first row and the file FORMAT."""
+        """Whether the folder may contain rows. The first commit, that of an empty buffer, precedes the file FORMAT."""
         try:
             return not set(COMMIT_FILES).isdisjoint(self._files.names("")) and newest_commit(self._root).number > 1
         except CorruptCheckpoint as error:
@@ -209,7 +210,7 @@ class DiskAllocator(Allocator):
             return False
 
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
-        """Return the last commit; raise if its config differs from `config`."""
+        """Return the last commit; raise if its config differs from that of the buffer."""
         commit = newest_commit(self._root)
         # A read-only buffer does not sample, and a custom sampler is not part of the config.
         ignores_sampler = self._only_reads or commit.config.get("sampler") is None
@@ -227,10 +228,11 @@ class DiskAllocator(Allocator):
         return kernels.guarded_lock(self._after_acquire)
 
     def _after_acquire(self) -> None:
-        """Called after the lock was acquired: another thread may have closed the folder during the wait."""
+        """Raise if another thread has closed the folder during the wait for the lock."""
         if not self.is_open:
             ClosedLock().__enter__()
-        if self._is_closing:  # an earlier close() was interrupted
+        if self._is_closing:
+            # An interrupted close() has declared the buffer closed, but it is still in use.
             self.commit()
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -242,7 +244,8 @@ class DiskAllocator(Allocator):
             memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self._only_reads else mmap.ACCESS_WRITE)
             self._arrays[name] = MappedFile(file, memory, tensor_from_mapping(memory, shape, dtype))
             if _ROW_ARRAY_PATTERN.fullmatch(name):
-                memory.madvise(mmap.MADV_RANDOM)  # samples are random: reading ahead wastes memory
+                # Samples are random: reading ahead would waste memory.
+                memory.madvise(mmap.MADV_RANDOM)
         return self._arrays[name].tensor
 
     def _create_array(self, name: str, nbytes: int) -> int:
@@ -267,7 +270,8 @@ class DiskAllocator(Allocator):
             file = self._files.open_for_update(name, only_reads=self._only_reads)
             size = os.fstat(file).st_size
             if size == nbytes and not self._only_reads:
-                self._files.grow(file, nbytes)  # a copied file may be sparse
+                # A copied file may be sparse.
+                self._files.grow(file, nbytes)
         except OSError as error:
             if file >= 0:
                 self._files.close(file)
@@ -279,7 +283,6 @@ class DiskAllocator(Allocator):
 
     @property
     def _row_files(self) -> list[MappedFile]:
-        """The arrays of rows, which may be larger than memory."""
         return [array for name, array in self._arrays.items() if _ROW_ARRAY_PATTERN.fullmatch(name)]
 
     @contextmanager
@@ -301,28 +304,23 @@ class DiskAllocator(Allocator):
                 buffer.recover(self._last_commit, self._checksum, resumes=resumes)
             if self._only_reads:
                 return
-            self._plan_commits()
-            self._reserve()
+            step_bytes = max(buffer.nbytes // buffer.slots, 1)
+            self._default_max_rows = max(min(COMMIT_BYTES // step_bytes, buffer.slots // 8), _MIN_ROWS)
+            if self._commit_every is not None:
+                self._default_max_rows = max(self._commit_every, self._max_rows_per_step)
+            self._flush_interval = max(_FLUSH_BYTES // step_bytes, 1)
+            self._flushed_until = int(buffer.head.max())
+            """First row that was not passed to the disk yet."""
+            self._open_commit_files()
             self.commit()
             if not self.reopened:
                 self._publish()
 
-    def _plan_commits(self) -> None:
-        """Set the number of rows per environment between commits, and between starts of writing to the disk."""
-        step = max(self._owner.nbytes // self._owner.slots, 1)
-        default = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _MIN_ROWS)
-        if self._commit_every is not None:
-            default = max(self._commit_every, self._max_rows_per_step)
-        self._default_max_rows = default
-        self._flush_interval = max(_FLUSH_BYTES // step, 1)
-        self._flushed_until = int(self._owner.head.max())
-        """First row that was not passed to the disk yet."""
-
-    def _reserve(self) -> None:
+    def _open_commit_files(self) -> None:
         """Open both commit files and reserve their maximum size: a full disk must not make a commit fail."""
-        commit = self._make_commit(self._default_max_rows, is_closed=False)
-        self._reserved_bytes = nbytes = len(dump_commit(commit)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
-        names = self._files.names("")
+        document, arrays = self._describe(self._default_max_rows, is_closed=False)
+        nbytes = len(dump_commit(document, arrays)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
+        self._reserved_bytes, names = nbytes, self._files.names("")
         for name in COMMIT_FILES:
             with convert_read_errors(name):
                 if name in names:
@@ -334,47 +332,56 @@ class DiskAllocator(Allocator):
                 self._files.reserve(file, nbytes)
             except OSError as error:
                 if self.reopened:
-                    continue  # the space was reserved by the process that created the file
+                    # The process that created the file has reserved its space.
+                    continue
                 free, remedy = f"{self._files.free_bytes():,} bytes free ({error.strerror})", "Free disk space."
                 where = f"{self._root}: {name}"
                 raise MemoryError(explain(where, f"room for {nbytes:,} bytes", free, remedy)) from error
 
     def before_write(self, steps: int) -> None:
-        self._rows_left -= self._max_rows_per_step * steps
+        max_new_rows = self._max_rows_per_step * steps
+        self._rows_left -= max_new_rows
         self._steps_until_flush -= steps
         if self._steps_until_flush < 0:
             self._start_flush()
-        if self._rows_left < 0 or time.monotonic() > self._deadline:
-            self._require_rows_left(self._max_rows_per_step * steps)
-
-    def _require_rows_left(self, rows: int) -> None:
-        """Commit if the last commit does not permit `rows` more rows. This limit bounds the loss at a power failure."""
-        # The true number of rows is usually smaller than the number that was counted.
-        num_new_rows = int((self._owner.head - self._committed_head).max())
-        if num_new_rows + rows > self._max_rows or time.monotonic() > self._deadline:
-            self._commit(rows, is_closed=False)
+        is_late = time.monotonic() > self._deadline
+        if self._rows_left >= 0 and not is_late:
+            return
+        # Fewer rows were added than counted, unless every step ended an episode.
+        num_rows = int((self._owner.head - self._committed_head).max())
+        if is_late or num_rows + max_new_rows > self._max_rows:
+            self._commit(max_new_rows, is_closed=False)
         else:
-            self._rows_left = self._max_rows - num_new_rows - rows
+            self._rows_left = self._max_rows - num_rows - max_new_rows
 
     def commit(self) -> None:
         self._commit(0, is_closed=False)
 
-    def _commit(self, next_rows: int, *, is_closed: bool) -> None:
-        """Write all arrays to the disk, then the commit, and permit at least `next_rows` rows after it."""
+    def _commit(self, max_new_rows: int, *, is_closed: bool) -> None:
+        """Write all arrays to the disk, then the commit, after which at least `max_new_rows` rows may be added."""
         if not self._owner.is_alive or self._only_reads:
             return
-        max_rows = max(self._default_max_rows, next_rows)
+        max_rows = max(self._default_max_rows, max_new_rows)
         try:
-            commit = self._make_commit(max_rows, is_closed)
+            document, arrays = self._describe(max_rows, is_closed=is_closed)
             self._sync()
             self._is_closing |= is_closed
-            self._write_commit(commit)
+            file = self._commit_files[COMMIT_FILES[document["number"] % 2]]
+            length = os.fstat(file).st_size
+            # The commit is padded to the length of the file: a shorter file would lose its reserved space.
+            data = dump_commit(document, arrays, length)
+            self._files.overwrite(file, data)
+            if len(data) < length:
+                with suppress(OSError):
+                    self._files.reserve(file, self._reserved_bytes)
+            self._files.sync_data(file)
         except OSError as error:
             remedy = "Check the disk; everything committed before is intact."
             raise CheckpointError(explain(f"commit to {self._root}", "a writable disk", error, remedy)) from error
         head = self._owner.head.clone()
-        self._number, self._committed_head, self._max_rows, self._is_closing = commit.number, head, max_rows, is_closed
-        self._rows_left, self._deadline = max_rows - next_rows, time.monotonic() + COMMIT_SECONDS
+        self._number, self._committed_head = document["number"], head
+        self._max_rows, self._is_closing = max_rows, is_closed
+        self._rows_left, self._deadline = max_rows - max_new_rows, time.monotonic() + COMMIT_SECONDS
         self._steps_until_flush = self._flush_interval
 
     def _sync(self) -> None:
@@ -382,20 +389,20 @@ class DiskAllocator(Allocator):
         for array in self._arrays.values():
             self._files.sync_data(array.file)
 
-    def _make_commit(self, max_rows: int, is_closed: bool) -> Commit:
-        owner, checksum = self._owner, self._checksum() if is_closed else 0
-        state = owner.state()
-        return Commit(
-            self._number + 1,
-            boot_id(),
-            is_closed,
-            max_rows,
-            owner.slots_checksum(),
-            checksum,
-            owner.config(),
-            state.values,
-            state.arrays,
-        )
+    def _describe(self, max_rows: int, *, is_closed: bool) -> tuple[dict[str, Any], Arrays]:
+        """Return the next commit as JSON and arrays; see `Commit`."""
+        owner, (values, arrays) = self._owner, self._owner.state()
+        document = {
+            "number": self._number + 1,
+            "boot": boot_id(),
+            "closed": is_closed,
+            "reach": max_rows,
+            "marks": owner.slots_checksum(),
+            "checksum": self._checksum() if is_closed else 0,
+            "config": owner.config(),
+            "values": values,
+        }
+        return document, arrays
 
     def _checksum(self) -> int:
         """Return the checksum of all arrays except rows, which have checksums of their own."""
@@ -405,16 +412,6 @@ class DiskAllocator(Allocator):
                 total = zlib.crc32(tensor_bytes(array.tensor), total)
         return total
 
-    def _write_commit(self, commit: Commit) -> None:
-        file = self._commit_files[commit.name]
-        length = os.fstat(file).st_size
-        data = dump_commit(commit, length)  # padded: a shorter file would lose its reserved space
-        self._files.overwrite(file, data)
-        if len(data) < length:
-            with suppress(OSError):
-                self._files.reserve(file, self._reserved_bytes)
-        self._files.sync_data(file)
-
     def _start_flush(self) -> None:
         """Start writing new rows to the disk, and reading the rows that will be overwritten next."""
         slots, head = self._owner.slots, int(self._owner.head.max())
@@ -423,16 +420,21 @@ class DiskAllocator(Allocator):
             step = array.tensor[0].nbytes
             for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
-            if head >= slots:  # until then nothing is overwritten, so that nothing has to be read
-                for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
-                    _read_ahead(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
+            if head < slots:
+                # Nothing is overwritten before all slots are full.
+                continue
+            for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
+                # Linux reads only the first bytes of a larger request.
+                for at in range(start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step, _REQUEST_BYTES):
+                    array.memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop * step - at))
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
 
     # Replacing all contents, and closing
 
     def _publish(self) -> None:
         """Create FORMAT, which declares the folder to be disk memory."""
-        if _UNPUBLISHED_FORMAT in self._files.names(""):  # `_unpublish` has renamed FORMAT: rename it back
+        if _UNPUBLISHED_FORMAT in self._files.names(""):
+            # `_unpublish` has renamed FORMAT.
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
             self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
@@ -446,10 +448,11 @@ class DiskAllocator(Allocator):
             self._unpublish()
             yield
         except BaseException:
-            if not had_rows:  # the load into a new buffer failed: discard the folder
+            if had_rows:
+                self._publish_again()
+            else:
+                # A load into a new buffer has failed: its folder is deleted.
                 self._close_files()
-                raise
-            self._publish_again()
             raise
         self._publish_again()
 
@@ -475,12 +478,6 @@ class DiskAllocator(Allocator):
     def close(self) -> None:
         self._commit(0, is_closed=True)
         self._close_files()
-
-
-def _read_ahead(memory: mmap.mmap, start: int, stop: int) -> None:
-    """Start reading a range of a file, in requests of a size that Linux reads completely."""
-    for at in range(start, stop, _REQUEST_BYTES):
-        memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop - at))
 
 
 def _slot_ranges(first: int, last: int, slots: int) -> list[tuple[int, int]]:
@@ -511,18 +508,20 @@ class _OpenFiles:
         self._files, self._lock, self._arrays, self._commit_files = files, lock, arrays, commits
         self._process = os.getpid()
         self.is_published = True
-        """False while the folder is created or replaced: its files are deleted on release."""
+        """False while the folder is created or replaced: `release` then deletes its files."""
         self._files_to_close: list[int] | None = None
         """Files that `release` has not closed yet; None before its first call."""
         _all_open_files.add(self)
 
     def release(self) -> None:
-        """Close all files, delete an incomplete folder, and unlock it. A second call completes an interrupted one."""
-        if os.getpid() != self._process or self._lock < 0:  # the descriptors of a forked child are its own
+        """Close all files, delete an incomplete folder, and unlock it. Another call completes an interrupted one."""
+        # A forked child has its own descriptors.
+        if os.getpid() != self._process or self._lock < 0:
             return
         if self._files_to_close is None:
             self._files_to_close = [*(array.file for array in self._arrays.values()), *self._commit_files.values()]
-        while self._files_to_close:  # pop first: the system may reuse a closed number at once
+        while self._files_to_close:
+            # The number is removed before it is closed, because the system may reuse it at once.
             self._files.close(self._files_to_close.pop())
         if not self.is_published:
             for name in (*self._arrays, *COMMIT_FILES, FORMAT, _UNPUBLISHED_FORMAT):
@@ -533,7 +532,7 @@ class _OpenFiles:
         self._files.close(lock)
 
     def forget(self) -> None:
-        """Close the lock that a forked child has inherited, and that would outlive the parent."""
+        """Close the lock file that a forked child has inherited: it would keep the folder locked after the parent."""
         with suppress(OSError):
             self._files.close(self._lock)
 
@@ -549,22 +548,18 @@ os.register_at_fork(after_in_child=_forget_forked)
 def holds_disk_memory(files: Files) -> bool:
     """Whether a folder contains disk memory; raise if its file FORMAT is damaged, foreign or too new."""
     try:
-        header = files.contents(FORMAT, MAX_FOLDER_FORMAT_BYTES)
+        contents = files.contents(FORMAT, MAX_FIRST_LINE_BYTES)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise make_read_error(FORMAT, error) from error
-    parse_folder_format(header, "disk memory", READERS)
+    parse_folder_format(contents, "disk memory", READERS)
     return True
-
-
-# Commits: the heads of the rings, and the state of a buffer outside its arrays. Two files are written alternately:
-# while one is being written, the other is complete.
 
 
 @dataclass(frozen=True)
 class Commit:
-    """The state of a buffer at one commit."""
+    """The state of a buffer outside its arrays, and the heads of its rings, as last written to the disk."""
 
     number: int
     boot: str
@@ -579,8 +574,7 @@ class Commit:
     """Checksum of all arrays except rows; 0 unless closed."""
     config: dict[str, Any]
     values: dict[str, Any]
-    arrays: ArraySource | Arrays
-    """A source if the commit was read, tensors if it is about to be written."""
+    arrays: ArraySource
 
     @property
     def name(self) -> str:
@@ -593,38 +587,27 @@ def boot_id() -> str:
     return _BOOT_ID_FILE.read_text().strip()
 
 
-def dump_commit(commit: Commit, length: int = 0) -> bytes:
+def dump_commit(document: dict[str, Any], arrays: Arrays, length: int = 0) -> bytes:
     """Encode a commit: a line with a checksum, a line of JSON, and arrays.
 
-    Spaces after the JSON pad it to `length` bytes, if the padded line is not too long.
+    Spaces after the JSON pad the commit to `length` bytes, unless the line becomes too long.
     """
-    assert isinstance(commit.arrays, dict)
-    document = {
-        "number": commit.number,
-        "boot": commit.boot,
-        "closed": commit.is_closed,
-        "reach": commit.max_rows_since_commit,
-        "marks": commit.slots_checksum,
-        "checksum": commit.checksum,
-        "config": commit.config,
-        "values": commit.values,
-        "arrays": arrays_to_json(array_info(name, array) for name, array in commit.arrays.items()),
-    }
-    head, arrays = to_json(document), b"".join(map(tensor_bytes, commit.arrays.values()))
+    head = to_json({**document, "arrays": arrays_to_json(array_info(name, x) for name, x in arrays.items())})
+    contents = b"".join(map(tensor_bytes, arrays.values()))
     for what, nbytes, max_bytes in (
         ("description", len(head), MAX_JSON_BYTES),
-        ("arrays", len(arrays), _MAX_COMMIT_BYTES - 2 * MAX_JSON_BYTES),
+        ("arrays", len(contents), _MAX_COMMIT_BYTES - 2 * MAX_JSON_BYTES),
     ):
         if nbytes > max_bytes:
             remedy = "Declare fewer fields or environments."
             raise CheckpointError(explain(f"commit: {what}", f"at most {max_bytes} bytes", nbytes, remedy))
-    missing = length - len(with_checksum(b"")) - len(head) - 1 - len(arrays)
+    missing = length - len(with_checksum(b"")) - len(head) - 1 - len(contents)
     if missing <= MAX_JSON_BYTES - len(head):
         head += b" " * missing
-    return with_checksum(b"\n".join([head, arrays]))
+    return with_checksum(b"\n".join([head, contents]))
 
 
-def _commit_format_1(where: str, first_line: bytes, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
+def _parse_format_1(where: str, first_line: bytes, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
     start, checksum = len(first_line) + 1, 0
     for offset in range(start, nbytes, CHUNK_BYTES):
         checksum = zlib.crc32(read_at(min(CHUNK_BYTES, nbytes - offset), offset), checksum)
@@ -634,15 +617,15 @@ def _commit_format_1(where: str, first_line: bytes, read_at: Callable[[int, int]
         place = f"{where}, bytes {start} to {start + len(head)}"
         expected = f"a line of at most {MAX_JSON_BYTES} bytes"
         raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
-    node, rest = from_json(where, head), start + len(head) + 1
+    node, arrays_start = from_json(where, head), start + len(head) + 1
     infos = arrays_from_json(node.entry("arrays"))
-    if sum(array.nbytes for array in infos) != nbytes - rest:
-        raise node.entry("arrays").error(f"arrays of {nbytes - rest} bytes")
+    if sum(array.nbytes for array in infos) != nbytes - arrays_start:
+        raise node.entry("arrays").error(f"arrays of {nbytes - arrays_start} bytes")
 
     def fill(offset: int, target: memoryview) -> None:
         for at in range(0, len(target), CHUNK_BYTES):
             piece = target[at : at + CHUNK_BYTES]
-            data = read_at(len(piece), rest + offset + at)
+            data = read_at(len(piece), arrays_start + offset + at)
             if len(data) < len(piece):
                 raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
             piece[:] = data
@@ -660,8 +643,11 @@ def _commit_format_1(where: str, first_line: bytes, read_at: Callable[[int, int]
     )
 
 
-READERS: dict[int, Callable[..., Commit]] = {1: _commit_format_1}
-"""Reader of each format: `reader(where, first_line, read_at, nbytes)`; `read_at(count, offset)` reads the file."""
+READERS: dict[int, Callable[..., Commit]] = {1: _parse_format_1}
+"""Parser of the commits of each format: `parse(where, first_line, read_at, nbytes)`.
+
+`read_at(count, offset)` reads bytes of the file, which has `nbytes` bytes.
+"""
 
 
 def newest_commit(root: Path) -> Commit:
@@ -675,9 +661,11 @@ def newest_commit(root: Path) -> Commit:
                 raise CorruptCheckpoint(explain(name, "the commit of this name", commit.name, "Copy it again."))
             commits.append(commit)
         except CorruptCheckpoint as error:
-            if is_read_error(error):  # the file that cannot be read may be the newest commit
+            if is_read_error(error):
+                # The file that cannot be read may be the newest commit.
                 raise
-            errors.append(str(error))  # the error itself would keep its callers' frames alive
+            # A kept error would keep the frames of its callers alive.
+            errors.append(str(error))
     if not commits:
         raise CorruptCheckpoint(errors[0])
     return max(commits, key=lambda commit: commit.number)

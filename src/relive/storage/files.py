@@ -200,9 +200,12 @@ class Files:
     # Operations that only read
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted."""
-        with self._folder(folder) as at:
-            return sorted(os.listdir(at))
+        """Return the names in a folder, sorted; an empty list if the folder does not exist."""
+        try:
+            with self._folder(folder) as at:
+                return sorted(os.listdir(at))
+        except FileNotFoundError:
+            return []
 
     def regular_names(self, folder: str) -> list[str]:
         """Return the names of the regular files in a folder, sorted."""
