@@ -1,4 +1,4 @@
-"""A folder of checkpoints: its files, and how checkpoints are written, listed, verified and removed.
+"""A folder of checkpoints, in which they are written, listed, verified and removed.
 
 A checkpoint is its manifest, which lists the other files: one with the state of the buffer, and segments with rows.
 Files are written to tmp/, synchronised, and renamed; the manifest comes last. Until then the older checkpoint stays the
@@ -171,8 +171,6 @@ class Archive:
         self._uncommitted_files: list[str] = []
         """Files of the checkpoint that is being saved, until it is committed."""
 
-    # Saving checkpoints
-
     @contextmanager
     def lock_for_saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
         """Hold the exclusive lock during a save of about `needed` bytes; yield the existing checkpoints by number.
@@ -197,7 +195,7 @@ class Archive:
             raise self._save_error(error, needed) from error
 
     def _read_summaries(self, require: Callable[[Manifest], None]) -> dict[int, ManifestSummary]:
-        """Return the checkpoints with valid manifests, newest first. The newest is passed to `require`."""
+        """Return the checkpoints with valid manifests, newest first, after passing the newest to `require`."""
         summaries: dict[int, ManifestSummary] = {}
         for number in reversed(self.numbers()):
             try:
@@ -210,7 +208,7 @@ class Archive:
         return summaries
 
     def _discard(self) -> None:
-        """Remove the files of an uncommitted checkpoint."""
+        """Remove the files of a checkpoint whose manifest was not written."""
         with suppress(OSError):
             self._remove_saved("tmp", set())
             for name in self._uncommitted_files:
@@ -340,7 +338,7 @@ class Archive:
         return True
 
     def is_damaged(self, number: int) -> bool:
-        """Whether a checkpoint is damaged; False if the disk could not read it, which may be transient."""
+        """Whether a checkpoint is damaged; False after a read error of the disk, which may be transient."""
         try:
             return not self._is_valid(number)
         except OSError:
@@ -350,8 +348,6 @@ class Archive:
         self.files.place(f"tmp/{name.replace('/', '-')}", name, parts)
         if "/" not in name:
             self.files.sync_folder("")
-
-    # Loading checkpoints
 
     @contextmanager
     def lock_for_loading(self) -> Iterator[None]:
@@ -373,7 +369,6 @@ class Archive:
             raise make_read_error(str(self.root), error) from error
 
     def _require_format(self) -> int:
-        """Return the format of the folder; raise if it is unknown."""
         return parse_folder_format(self.files.contents("FORMAT", MAX_FIRST_LINE_BYTES), "checkpoint", READERS)
 
     def manifest(self, number: int) -> Manifest:
@@ -421,7 +416,7 @@ class Archive:
     def state_arrays(self, file: FileInfo) -> ArraySource:
         """Return a source of the arrays of a file in the folder state."""
         name = f"state/{file.name}"
-        # Most arrays are smaller than a chunk: the last chunk is kept, with its index.
+        # Index and bytes of the last chunk, which is kept because most arrays are smaller than a chunk.
         cached_chunk = -1, b""
 
         def fill(offset: int, target: memoryview) -> None:
@@ -460,7 +455,7 @@ class Archive:
             reader.finish()
 
     def stamp(self, file: FileInfo) -> tuple[int, ...]:
-        """Return the stamp of a segment, which changes when its file changes; see `Files.stamp`."""
+        """Return `Files.stamp` of a segment, which changes when the file is written or replaced."""
         with convert_read_errors(f"segments/{file.name}"):
             return self.files.stamp(f"segments/{file.name}")
 

@@ -161,8 +161,6 @@ class DiskAllocator(Allocator):
         self.is_open = False
         complete(self._open_files.release)
 
-    # Opening the folder
-
     def _take_lock(self) -> int:
         try:
             if not self._only_reads:
@@ -192,7 +190,7 @@ class DiskAllocator(Allocator):
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
     def _remove_incomplete(self) -> None:
-        """Remove the files of an interrupted creation; raise if they contain rows."""
+        """Remove the files of an interrupted creation; raise if there are rows."""
         if self._only_reads or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
@@ -201,7 +199,7 @@ class DiskAllocator(Allocator):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
-        """Whether the folder may contain rows. The first commit, that of an empty buffer, precedes the file FORMAT."""
+        """Whether a later commit than the first exists, which is that of an empty buffer."""
         try:
             return not set(COMMIT_FILES).isdisjoint(self._files.names("")) and newest_commit(self._root).number > 1
         except CorruptCheckpoint as error:
@@ -210,7 +208,7 @@ class DiskAllocator(Allocator):
             return False
 
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
-        """Return the last commit; raise if its config differs from that of the buffer."""
+        """Return the last commit; raise if its config differs from `config`, that of the buffer."""
         commit = newest_commit(self._root)
         # A read-only buffer does not sample, and a custom sampler is not part of the config.
         ignores_sampler = self._only_reads or commit.config.get("sampler") is None
@@ -221,8 +219,6 @@ class DiskAllocator(Allocator):
                 where = f"{name} of the buffer in {self._root}"
                 raise IncompatibleCheckpoint(explain(where, commit.config.get(name), value, remedy))
         return commit
-
-    # Allocating arrays
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         return kernels.guarded_lock(self._after_acquire)
@@ -294,8 +290,6 @@ class DiskAllocator(Allocator):
         finally:
             for array in self._row_files:
                 array.memory.madvise(mmap.MADV_RANDOM)
-
-    # Committing
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
         self._owner, self._max_rows_per_step = buffer, buffer.max_rows_per_step
@@ -385,7 +379,6 @@ class DiskAllocator(Allocator):
         self._steps_until_flush = self._flush_interval
 
     def _sync(self) -> None:
-        """Write all arrays to the disk and wait."""
         for array in self._arrays.values():
             self._files.sync_data(array.file)
 
@@ -428,8 +421,6 @@ class DiskAllocator(Allocator):
                 for at in range(start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step, _REQUEST_BYTES):
                     array.memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop * step - at))
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
-
-    # Replacing all contents, and closing
 
     def _publish(self) -> None:
         """Create FORMAT, which declares the folder to be disk memory."""
@@ -502,7 +493,7 @@ _all_open_files: weakref.WeakSet[_OpenFiles] = weakref.WeakSet()
 
 
 class _OpenFiles:
-    """The open files and the lock of a folder. Released on close, on garbage collection and at exit."""
+    """The open files and the lock of a folder, which are released on close, on garbage collection and at exit."""
 
     def __init__(self, files: Files, lock: int, arrays: dict[str, MappedFile], commits: dict[str, int]) -> None:
         self._files, self._lock, self._arrays, self._commit_files = files, lock, arrays, commits
@@ -559,7 +550,7 @@ def holds_disk_memory(files: Files) -> bool:
 
 @dataclass(frozen=True)
 class Commit:
-    """The state of a buffer outside its arrays, and the heads of its rings, as last written to the disk."""
+    """A saved description of disk memory: state of the buffer outside the mapped files, and the heads of its rings."""
 
     number: int
     boot: str
@@ -567,7 +558,7 @@ class Commit:
     is_closed: bool
     """Whether `close()` wrote the commit: no row was added afterwards."""
     max_rows_since_commit: int
-    """Maximum number of rows that an environment may have received since the commit."""
+    """Maximum number of rows that may have been added per environment since the commit."""
     slots_checksum: int
     """Checksum of the kinds and starts of all slots."""
     checksum: int

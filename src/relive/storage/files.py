@@ -1,8 +1,7 @@
-"""File operations in one class, which tests replace to record operations and to make them fail. Independent of torch.
+"""File operations below a root folder, in a class that tests replace to record operations and to make them fail.
 
 Every name is looked up relative to an open folder, and no symbolic link is followed below the root: an untrusted
-checkpoint cannot lead out of its folder. The files of disk memory, which stay open and change in place, have methods of
-their own.
+checkpoint cannot lead out of its folder. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ from relive.errors import CheckpointError, CorruptCheckpoint, explain
 
 _TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 FOLDERS = ("manifests", "segments", "state", "tmp")
+"""Folders of the files of checkpoints."""
 
 _KEEP_SIZE = 1
+"""Flag of `fallocate`: the length of the file does not change."""
 _fallocate: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
 """Linux's `fallocate`, None elsewhere: Python has only `posix_fallocate`, which makes files longer."""
 if _fallocate is not None:
     _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: opening a FIFO must not wait for its writer. The FIFO is then refused: it is no regular file.
+# With O_NONBLOCK, opening a FIFO does not wait for its writer. The FIFO is refused later, as no regular file.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -57,7 +58,7 @@ def convert_read_errors(where: str) -> Iterator[None]:
 
 
 def is_read_error(error: CheckpointError) -> bool:
-    """Whether the disk failed to read an existing file. Such an error may be transient: the contents are unknown."""
+    """Whether the disk failed to read an existing file. The error may be transient, and the contents be valid."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP)
 
@@ -67,8 +68,6 @@ class Files:
 
     def __init__(self, root: Path) -> None:
         self.root, self._path = root, str(root)
-
-    # Operations that change the disk. A process may be killed after any of them.
 
     def make_root(self, folders: tuple[str, ...] = FOLDERS) -> None:
         """Create the root and its folders, unless they exist."""
@@ -80,17 +79,21 @@ class Files:
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=root)
         self.sync_folder("")
-        if "FORMAT" in names:
-            return  # FORMAT exists only after a completed call of this function
-        # Always sync the parent: a killed save may have created the root without syncing it.
-        for path in (self.root, *missing[1:]):
-            _sync_path(path.parent)
+        # FORMAT exists only after a completed call of this function. Without it a killed save may have created the root
+        # without waiting for its name to be on the disk.
+        if "FORMAT" not in names:
+            for path in (self.root, *missing[1:]):
+                parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(parent)
+                finally:
+                    os.close(parent)
 
     def create(self, name: str) -> int:
         """Create a file and open it for writing."""
         folder, name = _split(name)
-        with self._folder(folder) as at:
-            return os.open(name, _CREATE_FLAGS, 0o666, dir_fd=at)
+        with self._folder(folder) as parent:
+            return os.open(name, _CREATE_FLAGS, 0o666, dir_fd=parent)
 
     def write(self, file: int, data: memoryview | bytes) -> None:
         """Append all of `data`."""
@@ -121,23 +124,18 @@ class Files:
 
     def sync_folder(self, folder: str) -> None:
         """Wait until the names in a folder are on the disk."""
-        with self._folder(folder) as at:
-            os.fsync(at)
+        with self._folder(folder) as descriptor:
+            os.fsync(descriptor)
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
         folder, name = _split(name)
-        with self._folder(folder) as at:
-            try:
-                os.unlink(name, dir_fd=at)
-            except FileNotFoundError:
-                return
+        with self._folder(folder) as parent, suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)
 
     def close(self, file: int) -> None:
         """Close a file."""
         os.close(file)
-
-    # Files that stay open and are changed in place
 
     def create_for_update(self, name: str) -> int:
         """Create a file in the root and open it for reading and writing."""
@@ -177,14 +175,12 @@ class Files:
             os.truncate(file, len(data))
 
     def lock_until_close(self, *, only_reads: bool) -> int:
-        """Lock the root and return the locked file; -1 if another process has the lock.
-
-        A reader of a copy without a lock file gets the folder instead.
-        """
+        """Lock the root and return the open lock file; -1 if another process has the lock."""
         with self._folder("") as root:
             try:
                 file = _open_lock(root, only_reads=only_reads)
             except FileNotFoundError:
+                # A copy without a lock file is read without a lock.
                 return os.open(".", _FOLDER_FLAGS, dir_fd=root)
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if only_reads else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -194,22 +190,20 @@ class Files:
         return file
 
     def unlock(self, file: int) -> None:
-        """Unlock the root. Closing the file would not suffice: a forked child may still have it open."""
+        """Unlock the root. Closing the lock file would not suffice: a forked child may still have it open."""
         fcntl.flock(file, fcntl.LOCK_UN)
-
-    # Operations that only read
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; an empty list if the folder does not exist."""
         try:
-            with self._folder(folder) as at:
-                return sorted(os.listdir(at))
+            with self._folder(folder) as descriptor:
+                return sorted(os.listdir(descriptor))
         except FileNotFoundError:
             return []
 
     def regular_names(self, folder: str) -> list[str]:
         """Return the names of the regular files in a folder, sorted."""
-        with self._folder(folder) as at, os.scandir(at) as entries:
+        with self._folder(folder) as descriptor, os.scandir(descriptor) as entries:
             return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
 
     def open(self, name: str) -> int:
@@ -217,8 +211,8 @@ class Files:
         return self._open_regular(*_split(name), _READ_FLAGS)
 
     def _open_regular(self, folder: str, name: str, flags: int) -> int:
-        with self._folder(folder) as at:
-            file = os.open(name, flags, dir_fd=at)
+        with self._folder(folder) as parent:
+            file = os.open(name, flags, dir_fd=parent)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
             raise OSError(f"{folder}/{name} is not a regular file")
@@ -230,8 +224,8 @@ class Files:
 
     def _status(self, name: str) -> os.stat_result:
         folder, name = _split(name)
-        with self._folder(folder) as at:
-            status = os.stat(name, dir_fd=at, follow_symlinks=False)
+        with self._folder(folder) as parent:
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{folder}/{name} is not a regular file")
         return status
@@ -262,16 +256,12 @@ class Files:
             done += count
         return done
 
-    def read_at(self, file: int, count: int, offset: int) -> bytes:
-        """Read `count` bytes from `offset` on, fewer at the end of the file."""
-        os.lseek(file, offset, os.SEEK_SET)
-        return self.read(file, count)
-
     def contents(self, name: str, count: int, offset: int = 0) -> bytes:
-        """Open a regular file and read `count` bytes from `offset` on, fewer at its end."""
+        """Read `count` bytes of a regular file from `offset` on, fewer at its end."""
         file = self.open(name)
         try:
-            return self.read_at(file, count, offset)
+            os.lseek(file, offset, os.SEEK_SET)
+            return self.read(file, count)
         finally:
             self.close(file)
 
@@ -292,32 +282,32 @@ class Files:
             except OSError:
                 if exclusive:
                     raise
-                file = -1  # no save can run in a copy without a lock file, or in a read-only folder
+                # No save can run in a copy without a lock file, or in a folder that cannot be written.
+                file = -1
+        if file < 0:
+            yield
+            return
         try:
-            if file >= 0:
-                self._lock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            self._wait_for_lock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             yield
         finally:
-            if file >= 0:
-                self.unlock(file)
-                os.close(file)
+            self.unlock(file)
+            os.close(file)
 
-    def _lock(self, file: int, kind: int) -> None:
-        """Wait for a lock, at most `LOCK_SECONDS`: the process that holds it may be suspended."""
+    def _wait_for_lock(self, file: int, kind: int) -> None:
+        """Wait for a lock, at most `LOCK_SECONDS`: the process that holds the lock may be suspended."""
         deadline, pause = time.monotonic() + locking.LOCK_SECONDS, 0.001
         while True:
             try:
                 return fcntl.flock(file, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise CheckpointError(self._lock_error(file)) from None
+                    expected = f"the folder's lock within {locking.LOCK_SECONDS:g} s"
+                    got = f"it held by {_lock_holder(file)} all the time"
+                    remedy = "Resume that process, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
+                    raise CheckpointError(explain(str(self.root), expected, got, remedy)) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
-
-    def _lock_error(self, file: int) -> str:
-        expected = f"the folder's lock within {locking.LOCK_SECONDS:g} s"
-        remedy = "Resume that process, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
-        return explain(str(self.root), expected, f"it held by {_lock_holder(file)} all the time", remedy)
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
@@ -336,13 +326,12 @@ class Files:
 
 
 def _open_lock(root: int, *, only_reads: bool) -> int:
-    """Open the lock file in the folder `root`; create it unless `only_reads`."""
     flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
     return os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
 
 
 def _lock_holder(file: int) -> str:
-    """Return the process that holds the lock of a file, if /proc/locks lists it."""
+    """Describe the process that holds the lock of a file, by its id if /proc/locks contains it."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
@@ -355,11 +344,3 @@ def _lock_holder(file: int) -> str:
 def _split(name: str) -> tuple[str, str]:
     folder, _, rest = name.rpartition("/")
     return folder, rest
-
-
-def _sync_path(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
