@@ -73,7 +73,7 @@ class StepRows:
         self.tensors: dict[str, Any] = {str(name): memory[name] for name in memory.keys()}
         """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. They may be written directly."""
         flat = memory.reshape(-1)
-        self.flat: dict[str, Any] = {str(name): flat[name] for name in flat.keys()}
+        self._flat: dict[str, Any] = {str(name): flat[name] for name in flat.keys()}
         """The memory as `[T · N, …]`, ordered by time, then environment."""
         self._leaves = [
             leaf for name in self._fields for leaf in named_leaves(self._names.get(name, name), self.tensors[name])
@@ -225,6 +225,12 @@ class StepRows:
             with torch.inference_mode(False):
                 self.scores[field] = map_tree(torch.zeros_like, self.tensors["reward"])
         return self.scores[field]
+
+    def flat_view(self, field: str) -> Any:
+        """Return the memory of a field as `[T · N, …]`, ordered by time, then environment; None without the field."""
+        if field not in SCORES:
+            return self._flat.get(field)
+        return map_tree(torch.Tensor.flatten, self.view(field))
 
     def move(self, make: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
         """Copy the steps into the memory of a new core, which may have further fields."""

@@ -67,6 +67,16 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         """The relive buffer underneath."""
         return self._core
 
+    @property
+    def current_size(self) -> int:
+        """Number of stored time steps."""
+        return len(self.core) // self.num_envs
+
+    def _next_row(self) -> int:
+        """Return the row of the memory that is written next."""
+        ids = self.core.ids()
+        return (int(ids[-1]) // self.num_envs + 1) % self._buffer_size if len(ids) else 0
+
     def _declare(
         self, obs_shape: Any, action_shape: tuple[int, ...], obs_dtype: Any, action_dtype: torch.dtype, device: Any,
         seed: int | None, sampler: Any = None,
@@ -105,10 +115,6 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
             if is_full:  # the strategy is AUTO: start again with an empty buffer
                 self.reset()
             core.add(*step)
-            self._count_step()
-
-    def _count_step(self) -> None:
-        """Hook that is called after each stored step."""
 
     def _convert(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> list[Any]:
         """Convert one step for the core. `truncated` and `next_obs` may be swapped."""
@@ -162,23 +168,20 @@ def _refuse_shared(obs: Any, next_obs: Any) -> None:
 
 
 class LocalReplayBuffer(TransitionBuffer, BaseBuffer):
-    """Base class of the replay buffers of one process; counts the steps."""
-
-    _position = 0
+    """Base class of the replay buffers of one process."""
 
     def _remove_steps(self) -> None:
-        self._position = 0
         self.core.clear()
 
     @property
     def _pos(self) -> int:
-        return self._position
+        return (self._next_row() or self._buffer_size) if self._full else self.current_size
 
     @_pos.setter
     def _pos(self, pos: int) -> None:
         if pos == 0:
             self._remove_steps()
-        elif pos != self._position:
+        elif pos != self._pos:
             raise AttributeError(explain("_pos", "0, which forgets every step", pos, "Add steps with add."))
 
     @property
@@ -191,9 +194,6 @@ class LocalReplayBuffer(TransitionBuffer, BaseBuffer):
             raise AttributeError(explain("_full", "False, or a full buffer", full, "Add steps with add."))
         if self._full and not full:
             self._remove_steps()
-
-    def _count_step(self) -> None:
-        self._position = self._position % self._buffer_size + 1
 
     def add_context(self, *_args: Any, **_kwargs: Any) -> Any:
         """Raise a TypeError: steps are stored with `add`."""

@@ -21,11 +21,12 @@ from relive.compat.rl_buffer.base_buffer import (
     update_stats,
 )
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import SCORES, Stepped, StepRows, fit
-from relive.compat.views import declare, memory_views, named_leaves
+from relive.compat.views import declare, memory_views, named_leaves, rows_at
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
+from relive.schema.checks import check_positive_int
 
 __all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance"]
 
@@ -79,8 +80,10 @@ class RolloutBuffer(Stepped, BaseBuffer):
     ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
         fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        settings: dict[str, Any] = {"device": self.store_device, "seed": experiment_seed(seed)}
+        seed = experiment_seed(seed)
+        settings: dict[str, Any] = {"device": self.store_device, "seed": seed}
         self._rows = StepRows(partial(_Rollout, buffer_size, num_envs, *fields, **settings), _STEP_FIELDS)
+        self._random = generator_on(self.store_device, seed)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
 
@@ -149,9 +152,17 @@ class RolloutBuffer(Stepped, BaseBuffer):
     def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
         self._computed_score("get")
-        device = None if self.device == self.store_device else self.device
-        batches = self.core.minibatches(batch_size, shuffle=shuffle, fields=_BATCH_FIELDS.values(), device=device)
-        return (RolloutBatch(**{name: batch[field] for name, field in _BATCH_FIELDS.items()}) for batch in batches)
+        check_positive_int("batch_size", batch_size)
+        count = self.total_current_size
+        columns = {name: self._rows.flat_view(field) for name, field in _BATCH_FIELDS.items()}
+        if shuffle:
+            order = torch.randperm(count, generator=self._random, device=self.store_device)
+        else:
+            order = torch.arange(count, device=self.store_device)
+        return (
+            RolloutBatch(**{name: rows_at(index, x).to(self.device) for name, x in columns.items()})
+            for index in order.split(batch_size)
+        )
 
     def get_sequences(
         self, sequence_length: int | None, batch_size: int, shuffle: bool = True

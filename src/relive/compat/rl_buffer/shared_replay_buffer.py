@@ -93,9 +93,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     def pos(self) -> int:
         """Return the number of stored time steps; of a full buffer, the row that is overwritten next."""
-        if not self.full():
-            return self.current_size
-        return (int(self.core.ids()[-1]) // self.num_envs + 1) % self._buffer_size
+        return self._next_row() if self.full() else self.current_size
 
     def set_pos(self, value: int) -> None:
         """Remove every step if `value` is 0; raise for another new position."""
@@ -114,11 +112,6 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
             raise ValueError(explain("set_full", "False, or a full buffer", value, "Add steps with add."))
         if self.full() and not value:
             self.core.clear()
-
-    @property
-    def current_size(self) -> int:
-        """Number of stored time steps."""
-        return len(self.core) // self.num_envs
 
     def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
         """Return the constructor arguments for workers."""

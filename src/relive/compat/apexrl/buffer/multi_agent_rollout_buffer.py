@@ -107,11 +107,8 @@ class MultiAgentRolloutBuffer(Stepped):
         """Return the stored transitions of one agent `[step · num_envs, …]`, ordered by time, then environment."""
         count = check_nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
-        fields = {
-            name: (rows.view(field)[agent_id].flatten() if field in SCORES else rows.flat[field][agent_id])[:count]
-            for name, field in _AGENT_FIELDS.items()
-        }
-        states = None if self.state_spec is None else rows.flat["state"][:count]
+        fields = {name: rows.flat_view(field)[agent_id][:count] for name, field in _AGENT_FIELDS.items()}
+        states = None if self.state_spec is None else rows.flat_view("state")[:count]
         return {"observations": fields.pop("observations"), "states": states, **fields}
 
     def clear(self) -> None:

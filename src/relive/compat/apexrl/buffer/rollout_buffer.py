@@ -266,10 +266,7 @@ def observation_leaves(rows: StepRows, observations: Any, privileged_observation
 
 def _training_data(rows: StepRows) -> dict[str, Any]:
     """Return all rows `[T · N]` of the fields of training data."""
-    return {
-        name: rows.view(core_name).flatten() if core_name in SCORES else rows.flat.get(core_name)
-        for name, core_name in TRAINING_FIELDS.items()
-    }
+    return {name: rows.flat_view(core_name) for name, core_name in TRAINING_FIELDS.items()}
 
 
 def _without_rows_after(count: int, rows: Any) -> Any:

@@ -65,7 +65,7 @@ class RolloutBuffer(Stepped):
         check_positive_int("batch_size", batch_size)
         rows = self._rows
         total = check_nonempty("iterate_minibatches", rows.step) * self.num_envs
-        memory = {name: rows.flat[core_name] for name, core_name in _CORE_NAMES.items()}
+        memory = {name: rows.flat_view(core_name) for name, core_name in _CORE_NAMES.items()}
         memory |= {name: self._flatten_extra(name, extra) for name, extra in self._extras.items()}
         order = torch.randperm(total, generator=self._random, device=self.device)
         return ({name: x.index_select(0, index) for name, x in memory.items()} for index in order.split(batch_size))
