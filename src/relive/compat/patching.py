@@ -8,7 +8,8 @@ import inspect
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -77,55 +78,42 @@ class Replacement(NamedTuple):
     ours: Any
 
 
-@dataclass
-class Rebinding:
-    """The names of an original that are bound to our objects."""
+class _Rebinding(NamedTuple):
+    """The rebound names of an original."""
 
     replacements: list[Replacement]
-    previous_values: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """The previous value of each rebound name, by module and name."""
-    unchanged_names: set[tuple[str, str]] = field(default_factory=set)
-    """Pairs of a module and a name that were bound to our object before the patch."""
+    previous_values: dict[tuple[str, str], Any]
+    """The value of each name before the patch, by module and name."""
 
 
-_rebindings: dict[str, Rebinding] = {}
+_rebindings: dict[str, _Rebinding] = {}
 _patched: set[str] = set()
 
 
-class Patch:
-    """An active patch; as a context manager it ends with the block, unless it was active before."""
-
-    def __init__(self, name: str, is_new: bool) -> None:
-        self._name, self._is_new = name, is_new
-
-    def __enter__(self) -> Patch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_new:
-            unpatch(self._name)
-
-
-def patch(name: str) -> Patch:
+def patch(name: str) -> AbstractContextManager[object]:
     """Bind the names of an original's buffers to ours in all of its modules, until `unpatch(name)`.
 
     `name` is the original's package. Modules of the original that are imported later get our buffers, too, and so does
     your code if it imports from the original after this call, or inside `with patch(name):`. Subclasses, default
     arguments, registries and names that were bound before stay unchanged, and so do spawned processes.
 
+    As a context manager, the patch ends with the block, unless it was active before.
     An untested version gets one warning that lists the arguments that differ from ours.
     """
     original = _find_original("patch", name)
-    is_new = name not in _patched
     companions = [original.companion] if original.companion and _can_import(original.companion) else []
     new_replacements = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
+    # Warn before any name is rebound: the warning may be configured to raise.
     for root, pairs in new_replacements.items():
-        _warn_untested(root, ORIGINALS[root], pairs)  # first: the warning may be configured to raise
+        _warn_untested(root, ORIGINALS[root], pairs)
     # Rebind after all imports: imported modules must see the original classes.
     for root, pairs in new_replacements.items():
         _rebindings[root] = _rebind(root, pairs)
+    end_of_block = ExitStack()
+    if name not in _patched:
+        end_of_block.callback(unpatch, name)
     _patched.add(name)
-    return Patch(name, is_new)
+    return end_of_block
 
 
 def unpatch(name: str) -> None:
@@ -134,7 +122,11 @@ def unpatch(name: str) -> None:
     _patched.discard(name)
     active_roots = _patched | {ORIGINALS[root].companion for root in _patched}
     for root in _rebindings.keys() - active_roots:
-        _undo(root, _rebindings.pop(root))
+        pairs, previous_values = _rebindings.pop(root)
+        originals_by_id = {id(pair.ours): pair.original for pair in pairs}
+        for module, attribute, value in list(_bindings(root, originals_by_id)):
+            original = originals_by_id[id(value)]
+            setattr(module, attribute, previous_values.get((module.__name__, attribute), original))
 
 
 def _find_original(where: str, name: str) -> Original:
@@ -143,25 +135,13 @@ def _find_original(where: str, name: str) -> Original:
     return ORIGINALS[name]
 
 
-def _rebind(root: str, pairs: list[Replacement]) -> Rebinding:
-    rebinding = Rebinding(pairs)
+def _rebind(root: str, pairs: list[Replacement]) -> _Rebinding:
     ours_by_id = {id(pair.original): pair.ours for pair in pairs}
-    our_ids = set(map(id, ours_by_id.values()))
-    for module, name, value in list(_bindings(root, ours_by_id.keys() | our_ids)):
-        if id(value) in our_ids:
-            rebinding.unchanged_names.add((module.__name__, name))
-        else:
-            setattr(module, name, ours_by_id[id(value)])
-            rebinding.previous_values[module.__name__, name] = value
-    return rebinding
-
-
-def _undo(root: str, rebinding: Rebinding) -> None:
-    originals_by_id = {id(pair.ours): pair.original for pair in rebinding.replacements}
-    for module, name, value in list(_bindings(root, originals_by_id)):
-        key = module.__name__, name
-        if key not in rebinding.unchanged_names:
-            setattr(module, name, rebinding.previous_values.get(key, originals_by_id[id(value)]))
+    # The value of a name that is bound to ours already is recorded, too: `unpatch` must not change it.
+    bindings = list(_bindings(root, {*ours_by_id, *map(id, ours_by_id.values())}))
+    for module, attribute, value in bindings:
+        setattr(module, attribute, ours_by_id.get(id(value), value))
+    return _Rebinding(pairs, {(module.__name__, attribute): value for module, attribute, value in bindings})
 
 
 def _bindings(root: str, ids: Collection[int]) -> Iterator[tuple[ModuleType, str, Any]]:
@@ -176,7 +156,8 @@ def replacements(root: str) -> Iterator[Replacement]:
     original = ORIGINALS[root]
     paths = [path for path in original.modules if _can_import(f"{root}.{path}")]
     if not paths:
-        importlib.import_module(root)  # raises if the original is not installed
+        # This import raises if the original is not installed.
+        importlib.import_module(root)
         expected = f"one of its modules {', '.join(original.modules)}"
         raise ImportError(
             explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested_versions[-1]}.")

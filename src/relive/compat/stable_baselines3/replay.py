@@ -162,11 +162,12 @@ class ReplayBuffer(sb3.ReplayBuffer):
     @property
     def nbytes(self) -> int:
         """Size of the memory in bytes."""
-        return self._rows.nbytes
+        return self._core.nbytes + sum(self._rows.array(name).nbytes for name in self._rows.arrays_outside_core)
 
     def __getstate__(self) -> dict[str, Any]:
-        arrays = {} if self._core_is_current else {name: self._memory_of(name) for name in _ARRAY_NAMES}
-        return {**vars(self), "_core": pack_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
+        names = self._rows.arrays_outside_core if self._core_is_current else _ARRAY_NAMES
+        arrays = {name: self._memory_of(name) for name in names}
+        return {**vars(self), "_core": pack_state(self._core), "_rows": self._rows.num_written, "_arrays": arrays}
 
     @restores
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -174,7 +175,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
         vars(self).update(state)
         self._allocate(seed=0)
         load_packed_state(self._core, state["_core"])
-        self._rows.load(state["_rows"])
+        self._rows.num_written = state["_rows"]
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
 

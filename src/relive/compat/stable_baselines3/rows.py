@@ -14,7 +14,7 @@ from relive.compat.stable_baselines3.arrays import GatheredArray, to_numpy, to_t
 from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as Core
-from relive.replay.views import NStep, Sequence, Transition
+from relive.replay.views import NStep, Sequence
 
 _CORE_NAMES = {"observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward"}
 _WRITABLE_ARRAYS = ("actions", "rewards")
@@ -26,6 +26,8 @@ class _Rows:
 
     _next_obs: Any
     """The core's argument `next_obs`."""
+    arrays_outside_core: tuple[str, ...] = ()
+    """Names of the arrays whose memory is not the core's."""
 
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         self.size, self.n_envs = size, n_envs
@@ -35,46 +37,28 @@ class _Rows:
         """Number of steps that were ever added per environment."""
 
     @property
-    def nbytes(self) -> int:
-        """Size of the memory in bytes."""
-        return self.core.nbytes
-
-    @property
     def newest(self) -> int:
         """Position of the newest step."""
         return (self.num_written - 1) % self.size
-
-    def state(self) -> dict[str, Any]:
-        """Return the state to save, without the core's."""
-        return {"written": self.num_written}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
-        self.num_written = state["written"]
 
 
 class StoredRows(_Rows):
     """Steps that store their next observations; the arrays are the memory itself."""
 
     _next_obs = "stored"
+    arrays_outside_core = ("dones", "timeouts")
 
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         super().__init__(size, n_envs, **settings)
-        self.arrays: dict[str, Any] = {
-            name: to_numpy(self.core.columns[core_name]) for name, core_name in _CORE_NAMES.items()
-        }
+        columns = self.core.columns
+        self._arrays: dict[str, Any] = {name: to_numpy(columns[core_name]) for name, core_name in _CORE_NAMES.items()}
         self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
-        self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
+        self._arrays |= {"dones": self._dones, "timeouts": self._timeouts}
         self._no_timeouts = np.zeros(n_envs, np.float32)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the memory in bytes."""
-        return self.core.nbytes + self._dones.nbytes + self._timeouts.nbytes
 
     def array(self, name: str) -> Any:
         """Return the array of a field, or a dict of arrays."""
-        return self.arrays[name]
+        return self._arrays[name]
 
     def add(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, extra: dict[str, Any]
@@ -89,15 +73,6 @@ class StoredRows(_Rows):
     def count_steps(self, pos: int, is_full: bool) -> int:
         """Count the positions before `pos` with a step of every environment."""
         return self.size if is_full else pos
-
-    def state(self) -> dict[str, Any]:
-        """Return the state to save, without the core's."""
-        return {"dones": self._dones.copy(), "timeouts": self._timeouts.copy(), **super().state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
-        self._dones[...], self._timeouts[...] = state["dones"], state["timeouts"]
-        super().load(state)
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Draw rows, read with a view; a normalizer is applied to rewards before they are summed."""
@@ -117,37 +92,25 @@ class StoredRows(_Rows):
         self._dones[self.newest, envs] = self._timeouts[self.newest, envs] = 1
 
     def _complete(self, batch: TensorDict, view: Any, normalizer: VecNormalize | None) -> TensorDict:
-        """Add "terminated" to a batch, and the fields that the view computes."""
-        row, envs = np.divmod(batch["index"].numpy(), self.n_envs)
-        time = row % self.size
-        if not isinstance(view, Transition):
-            time = self._complete_n_steps(batch, time, envs, view, normalizer)
-        ended = self._dones[time, envs] * (1 - self._timeouts[time, envs])
-        batch.set("terminated", torch.from_numpy(ended))
-        return batch
-
-    def _complete_n_steps(
-        self, batch: TensorDict, time: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None
-    ) -> np.ndarray:
-        """Add n-step rewards, next observations and discounts to a batch; return the positions of the last steps."""
-        if not isinstance(view, NStep):
-            remedy = 'Pass replay_buffer_kwargs={"next_obs": "shared"}.'
-            raise SchemaError(explain(type(view).__name__, "a chain of observations", 'next_obs="stored"', remedy))
-        ahead = np.arange(view.n)
-        steps, env = (time[:, None] + ahead) % self.size, envs[:, None]
-        rewards = self.arrays["rewards"][steps, env]
-        if normalizer is not None:
-            rewards = normalizer.normalize_reward(rewards)
-        ended = (self._dones[steps, env] != 0) | (self._timeouts[steps, env] != 0) | (steps == self.newest)
-        ended[:, -1] = True
-        last = ended.argmax(1)
-        weight = np.where(ahead <= last[:, None], view.gamma**ahead, 0)
-        batch.set("reward", torch.from_numpy((rewards * weight).sum(1).astype(np.float32)))
-        batch.set("discount", torch.from_numpy((view.gamma ** (last + 1.0)).astype(np.float32)))
-        final = steps[np.arange(len(time)), last]
-        after = map_tree(lambda array: array[final, envs], self.arrays["next_observations"])
-        batch.set("next_obs", to_tensors(after, _CPU))
-        return final
+        """Set "terminated" of a batch, and for n steps also "reward", "discount" and "next_obs"."""
+        rows, envs = np.divmod(batch["index"].numpy(), self.n_envs)
+        last_steps = rows % self.size, envs
+        if isinstance(view, NStep):
+            offsets = np.arange(view.n)
+            steps = (rows[:, None] + offsets) % self.size, envs[:, None]
+            rewards = self._arrays["rewards"][steps]
+            if normalizer is not None:
+                rewards = normalizer.normalize_reward(rewards)
+            is_last = (self._dones[steps] != 0) | (self._timeouts[steps] != 0) | (steps[0] == self.newest)
+            is_last[:, -1] = True
+            last = is_last.argmax(1)
+            weight = np.where(offsets <= last[:, None], view.gamma**offsets, 0)
+            batch.set("reward", torch.from_numpy((rewards * weight).sum(1).astype(np.float32)))
+            batch.set("discount", torch.from_numpy((view.gamma ** (last + 1.0)).astype(np.float32)))
+            last_steps = (rows + last) % self.size, envs
+            next_obs = map_tree(lambda array: array[last_steps], self._arrays["next_observations"])
+            batch.set("next_obs", to_tensors(next_obs, _CPU))
+        return batch.set("terminated", torch.from_numpy(self._dones[last_steps] * (1 - self._timeouts[last_steps])))
 
 
 class SharedRows(_Rows):
@@ -247,16 +210,17 @@ class SharedRows(_Rows):
         if not is_changed.any():
             return
         if name in ("dones", "timeouts"):
-            self._end_episodes(name, key, is_changed, new_array)
-        elif name in _WRITABLE_ARRAYS:
-            self._overwrite(name, new_array, is_changed)
-        else:
+            envs = is_changed[self.newest].nonzero()[0]
+            if is_changed.sum() > len(envs) or not new_array[self.newest, envs].all():
+                remedy = "Mark only the newest step: older steps have been sampled already."
+                raise SchemaError(explain(name, f"a mark at the newest position {self.newest}", repr(key), remedy))
+            self.cut(envs)
+            return
+        if name not in _WRITABLE_ARRAYS:
             remedy = 'Add steps with other observations, or pass replay_buffer_kwargs={"next_obs": "stored"}.'
             raise SchemaError(
                 explain(name, "no writing, since neighbouring steps share observations", repr(key), remedy)
             )
-
-    def _overwrite(self, name: str, new_array: np.ndarray, is_changed: np.ndarray) -> None:
         index, is_stored = self._all_ids()
         is_lost = torch.from_numpy(is_changed.reshape(-1)) & ~is_stored
         if is_lost.any():
@@ -269,13 +233,6 @@ class SharedRows(_Rows):
         """Write a field of the rows with these ids."""
         memory: Any = self.core.columns[field]
         memory[index // self.n_envs % len(memory), index % self.n_envs] = values
-
-    def _end_episodes(self, name: str, key: Any, is_changed: np.ndarray, new_array: np.ndarray) -> None:
-        envs = is_changed[self.newest].nonzero()[0]
-        if is_changed.sum() > len(envs) or not new_array[self.newest, envs].all():
-            remedy = "Mark only the newest step: older steps have been sampled already."
-            raise SchemaError(explain(name, f"a mark at the newest position {self.newest}", repr(key), remedy))
-        self.cut(envs)
 
     def cut(self, envs: np.ndarray) -> None:
         """Truncate the episodes of these environments at their newest steps."""
