@@ -90,6 +90,7 @@ class StepRows:
         self._is_in_core = True
 
     def _bind(self) -> None:
+        """Make the writer for the present memory; `share_memory_` moves that of a tensor."""
         self._writer = row_writer([x for _, x in self._leaves], [False] * len(self._leaves), has_env_axis=True)
 
     @property
@@ -134,30 +135,39 @@ class StepRows:
     def write(self, values: Sequence[Any]) -> None:
         """Store one step: one value per leaf of the fields, in order. A step that raises changes nothing."""
         if self._staged_leaves:
-            self._complete(values)
+            repeated = [i for i in self._staged_leaves if values[i] is not None]
+            self._refuse_second(repeated, "It is staged already: leave it out.")
+            self._write_leaves([i for i in range(len(self._leaves)) if i not in self._staged_leaves], values)
+            self._staged_leaves = set()
         else:
-            self._write(values)
+            if self._writer.have_moved():
+                self._bind()
+            step_values, last_misfit = list(values), -1
+            misfit = self._writer.write(self._step, tuple(step_values), None)
+            # Each round converts a later leaf: all leaves before `misfit` fit.
+            while misfit > last_misfit:
+                step_values[misfit] = self._fit(misfit, step_values[misfit])
+                last_misfit, misfit = misfit, self._writer.write(self._step, tuple(step_values), None)
+            if misfit >= 0:
+                self._write_leaves(range(len(step_values)), step_values)
         self._step += 1
         self._is_in_core = False
         if self.scores:
             self.scores = {}
 
-    def _write(self, values: Sequence[Any]) -> None:
-        if self._writer.have_moved():  # `share_memory_` has moved the memory of a tensor
-            self._bind()
-        step_values, last = list(values), -1
-        misfit = self._writer.write(self._step, tuple(step_values), None)
-        while misfit > last:  # each round converts a later leaf: all leaves before `misfit` fit
-            step_values[misfit] = self._fit(misfit, step_values[misfit])
-            misfit, last = self._writer.write(self._step, tuple(step_values), None), misfit
-        if misfit >= 0:
-            self._write_some(tuple(range(len(step_values))), step_values)
+    def stage(self, values: Sequence[Any]) -> None:
+        """Copy the values of the next step that are not None; `write` takes the others."""
+        leaf_numbers = [i for i, value in enumerate(values) if value is not None]
+        self._refuse_second(self._staged_leaves.intersection(leaf_numbers), "Stage it once per step.")
+        self._write_leaves(leaf_numbers, values)
+        self._staged_leaves.update(leaf_numbers)
 
-    def _write_some(self, leaf_numbers: tuple[int, ...], values: Sequence[Any]) -> None:
-        """Write the values of the leaves with these numbers into the row of the next step."""
-        misfit = self._writer.write_converted(
-            self._step, tuple(self._fit(i, values[i]) for i in leaf_numbers), leaf_numbers
-        )
+    def _write_leaves(self, leaf_numbers: Sequence[int], values: Sequence[Any]) -> None:
+        """Convert the values of the leaves with these numbers and write them into the row of the next step."""
+        if self._writer.have_moved():
+            self._bind()
+        fitting_values = tuple(self._fit(i, values[i]) for i in leaf_numbers)
+        misfit = self._writer.write_converted(self._step, fitting_values, tuple(leaf_numbers))
         if misfit >= 0:
             raise misaligned_error(self._leaves[leaf_numbers[misfit]][0])
 
@@ -168,27 +178,13 @@ class StepRows:
             raise SchemaError(explain(name, "a tensor", None, self._remedy))
         return fit(name, value, row).contiguous()
 
-    def before(self) -> torch.Tensor | None:
-        """Return the first leaf of the newest step; None without steps."""
-        return self._first_leaf[self._step - 1] if self._step else None
-
-    def stage(self, values: Sequence[Any]) -> None:
-        """Copy the values of the next step that are not None; `write` takes the others."""
-        leaf_numbers = tuple(i for i, value in enumerate(values) if value is not None)
-        self._refuse_second(self._staged_leaves.intersection(leaf_numbers), "Stage it once per step.")
-        self._write_some(leaf_numbers, values)
-        self._staged_leaves.update(leaf_numbers)
-
-    def _complete(self, values: Sequence[Any]) -> None:
-        """Write the values of a step that were not staged."""
-        repeated = [i for i in self._staged_leaves if values[i] is not None]
-        self._refuse_second(repeated, "It is staged already: leave it out.")
-        self._write_some(tuple(i for i in range(len(self._leaves)) if i not in self._staged_leaves), values)
-        self._staged_leaves.clear()
-
     def _refuse_second(self, leaf_numbers: Iterable[int], remedy: str) -> None:
         for number in leaf_numbers:
             raise SchemaError(explain(self._leaves[number][0], "one value per step", "a second value", remedy))
+
+    def before(self) -> torch.Tensor | None:
+        """Return the first leaf of the newest step; None without steps."""
+        return self._first_leaf[self._step - 1] if self._step else None
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -85,17 +85,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if not self._is_updated:
             self._num_drawn += 1
             if self._num_drawn == _MAX_BATCHES_WITHOUT_UPDATE and self.alpha > 0:
-                self._warn()
+                remedy = (
+                    "Stable-Baselines3's own algorithms never update priorities, so draws stay uniform: use "
+                    "PrioritizedDQN, PrioritizedSAC or PrioritizedTD3, or call update_priorities(batch.indices, errors)"
+                )
+                got = f"{_MAX_BATCHES_WITHOUT_UPDATE} batches and no update"
+                message = explain(type(self).__name__, "update_priorities after sample", got, f"{remedy}.")
+                warnings.warn(message, DataWarning, stacklevel=2)
         return super().sample(batch_size, env)
-
-    def _warn(self) -> None:
-        remedy = (
-            "Stable-Baselines3's own algorithms never update priorities, so that draws stay uniform: use "
-            "PrioritizedDQN, PrioritizedSAC or PrioritizedTD3, or call update_priorities(batch.indices, errors)."
-        )
-        got = f"{_MAX_BATCHES_WITHOUT_UPDATE} batches and no update"
-        message = explain(type(self).__name__, "update_priorities after sample", got, remedy)
-        warnings.warn(message, DataWarning, stacklevel=3)
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
@@ -207,35 +204,31 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
         if self.use_sde:
             self.actor.reset_noise()
         action, log_prob = self.actor.action_log_prob(batch.observations)
-        temperature = self._temperature(log_prob.detach())
-        yield "ent_coef", temperature
-        yield "critic_loss", self._improve_critic(batch, temperature)
-        best = torch.cat(self.critic(batch.observations, action), 1).amin(1)
-        actor_loss = (temperature * log_prob.flatten() - best).mean()
-        _optimizer_step(self.actor.optimizer, actor_loss)
-        yield "actor_loss", actor_loss
-        if step % self.target_update_interval == 0:
-            self._update_targets("critic")
-
-    def _temperature(self, log_prob: torch.Tensor) -> torch.Tensor:
-        """Return the entropy coefficient for this update, after an optimizer step if it is learnt."""
         if self.ent_coef_optimizer is None or self.log_ent_coef is None:
-            return self.ent_coef_tensor
-        temperature = self.log_ent_coef.detach().exp()
-        _optimizer_step(self.ent_coef_optimizer, -(self.log_ent_coef * (log_prob + float(self.target_entropy))).mean())
-        return temperature
+            temperature = self.ent_coef_tensor
+        else:
+            temperature = self.log_ent_coef.detach().exp()
+            error = log_prob.detach() + float(self.target_entropy)
+            _optimizer_step(self.ent_coef_optimizer, -(self.log_ent_coef * error).mean())
+        yield "ent_coef", temperature
 
-    def _improve_critic(self, batch: PrioritizedReplayBufferSamples, temperature: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             next_action, next_log_prob = self.actor.action_log_prob(batch.next_observations)
             next_values = torch.cat(self.critic_target(batch.next_observations, next_action), 1)
             next_value = next_values.amin(1, keepdim=True) - temperature * next_log_prob.unsqueeze(1)
             target = _target(batch, next_value, self.gamma)
         values = self.critic(batch.observations, batch.actions)
-        loss = 0.5 * _squared_error(batch, values, target)
-        _optimizer_step(self.critic.optimizer, loss)
+        critic_loss = 0.5 * _squared_error(batch, values, target)
+        _optimizer_step(self.critic.optimizer, critic_loss)
         self._set_priorities(batch, values, target)
-        return loss
+        yield "critic_loss", critic_loss
+
+        value = torch.cat(self.critic(batch.observations, action), 1).amin(1)
+        actor_loss = (temperature * log_prob.flatten() - value).mean()
+        _optimizer_step(self.actor.optimizer, actor_loss)
+        yield "actor_loss", actor_loss
+        if step % self.target_update_interval == 0:
+            self._update_targets("critic")
 
 
 class PrioritizedTD3(_PrioritizedAlgorithm, TD3):
@@ -245,11 +238,6 @@ class PrioritizedTD3(_PrioritizedAlgorithm, TD3):
         return [network.optimizer for network in (self.actor, self.critic)]
 
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "critic_loss", self._improve_critic(batch)
-        if not self._n_updates % self.policy_delay:
-            yield "actor_loss", self._improve_actor(batch)
-
-    def _improve_critic(self, batch: PrioritizedReplayBufferSamples) -> torch.Tensor:
         with torch.no_grad():
             limit = self.target_noise_clip
             noise = (torch.randn_like(batch.actions) * self.target_policy_noise).clamp(-limit, limit)
@@ -257,16 +245,16 @@ class PrioritizedTD3(_PrioritizedAlgorithm, TD3):
             next_values = torch.cat(self.critic_target(batch.next_observations, next_action), 1)
             target = _target(batch, next_values.amin(1, keepdim=True), self.gamma)
         values = self.critic(batch.observations, batch.actions)
-        loss = _squared_error(batch, values, target)
-        _optimizer_step(self.critic.optimizer, loss)
+        critic_loss = _squared_error(batch, values, target)
+        _optimizer_step(self.critic.optimizer, critic_loss)
         self._set_priorities(batch, values, target)
-        return loss
+        yield "critic_loss", critic_loss
 
-    def _improve_actor(self, batch: PrioritizedReplayBufferSamples) -> torch.Tensor:
-        loss = -self.critic.q1_forward(batch.observations, self.actor(batch.observations)).mean()
-        _optimizer_step(self.actor.optimizer, loss)
-        self._update_targets("critic", "actor")
-        return loss
+        if self._n_updates % self.policy_delay == 0:
+            actor_loss = -self.critic.q1_forward(batch.observations, self.actor(batch.observations)).mean()
+            _optimizer_step(self.actor.optimizer, actor_loss)
+            self._update_targets("critic", "actor")
+            yield "actor_loss", actor_loss
 
 
 def _target(batch: PrioritizedReplayBufferSamples, next_value: torch.Tensor, gamma: float) -> torch.Tensor:

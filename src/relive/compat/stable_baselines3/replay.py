@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.compat.pickling import restores
 from relive.compat.seeding import experiment_seed
-from relive.compat.stable_baselines3.arrays import (
+from relive.compat.stable_baselines3.observations import (
     count_bytes,
     declare_fields,
     overrides,

@@ -19,17 +19,15 @@ from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, Roll
 
 from relive.compat.pickling import PicklableBuffer
 from relive.compat.seeding import experiment_seed
-from relive.compat.stable_baselines3.arrays import (
-    ReplaceableArrays,
+from relive.compat.stable_baselines3.observations import (
     declare_fields,
     overrides,
     reshape_step,
     step_shapes,
     to_numpy,
-    write_or_replace,
 )
 from relive.compat.step_rows import advantages_and_returns
-from relive.compat.views import memory_views
+from relive.compat.views import WriteThroughDict, assign, memory_views
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as Core
 from relive.schema.fields import Field
@@ -102,11 +100,11 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     def _assign(self, name: str, value: Any) -> None:
         memory = self._arrays[name]
         if isinstance(memory, dict):
-            arrays: Any = ReplaceableArrays(name, memory)
+            arrays: Any = _ReplaceableArrays(name, memory)
             arrays.clear()
             arrays.update(value)
         else:
-            arrays = write_or_replace(name, memory, value)
+            arrays = _write_or_replace(name, memory, value)
         vars(self)[name] = arrays
 
     @property
@@ -121,7 +119,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         for name, memory in self._arrays.items():
             if name not in ("observations", "actions"):
                 memory.fill(0)
-            vars(self)[name] = ReplaceableArrays(name, memory) if isinstance(memory, dict) else memory
+            vars(self)[name] = _ReplaceableArrays(name, memory) if isinstance(memory, dict) else memory
         self.pos, self.full = 0, False
         self.generator_ready = False
         """Whether `get` was called since the last `reset`."""
@@ -223,3 +221,22 @@ class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):
         if not isinstance(self.obs_shape, dict):
             where = "DictRolloutBuffer must be used with Dict obs space only"  # matched by Stable-Baselines3's tests
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))
+
+
+def _write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
+    """Write an array into memory of its shape and return the memory; return any other array unchanged."""
+    if memory is None or np.shape(value) != memory.shape:
+        return value
+    assign(where, memory, value)
+    return memory
+
+
+class _ReplaceableArrays(WriteThroughDict):
+    """The arrays of a Dict space, which users' code may replace by arrays of other shapes."""
+
+    def __init__(self, where: str, memory: dict[str, np.ndarray]) -> None:
+        super().__init__(where, memory)
+        self._memory = memory
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        dict.__setitem__(self, key, _write_or_replace(f"{self._where}.{key}", self._memory.get(key), value))

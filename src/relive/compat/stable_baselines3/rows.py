@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.arrays import GatheredArray, to_numpy, to_tensors
+from relive.compat.stable_baselines3.observations import to_numpy, to_tensors
 from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as Core
@@ -240,3 +241,54 @@ class SharedRows(_Rows):
         index, _ = self._find_ids(torch.from_numpy(newest), torch.from_numpy(envs))
         self._write_field("truncated", index, True)
         self.core.cut(envs)
+
+
+class GatheredArray(np.ndarray):
+    """A copy of rows `[buffer_size, n_envs, …]` whose writes, also to parts of it, are passed to the buffer."""
+
+    write: Callable[[Any, Any], None]
+    """Called as `write(key, value)` for every write; stores the value in the buffer, or raises."""
+    plain_array: np.ndarray
+    """The memory of the rows as a plain, writable array."""
+
+    @staticmethod
+    def of(plain_array: np.ndarray, write: Callable[[Any, Any], None]) -> GatheredArray:
+        """Make an array over the memory of `plain_array` that passes writes to `write`."""
+        array = plain_array.view(GatheredArray)
+        array.flags.writeable = False
+        array.write, array.plain_array = write, plain_array
+        return array
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not hasattr(self, "write"):
+            raise ValueError("assignment destination is read-only")  # this array was derived by numpy from another one
+        value = np.asarray(value)
+        self.write(key, value)
+        self.plain_array[key] = value
+
+    def __getitem__(self, key: Any) -> Any:
+        if not hasattr(self, "write"):
+            return super().__getitem__(key)
+        part = self.plain_array[key]
+        if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.plain_array):
+            return part
+        return GatheredArray.of(part, lambda inner, value: self._write_part(key, inner, value))
+
+    def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
+        """Write a value at index `inner` of the part at index `key`."""
+        part = np.array(self.plain_array[key])
+        part[inner] = value
+        self.write(key, part)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
+        """Compute with plain arrays; in-place operations such as `rewards += bonus` are writes."""
+        result = getattr(ufunc, method)(*map(_as_plain_array, inputs), **options)
+        if not out:
+            return result
+        (target,) = out
+        target[...] = result
+        return target
+
+
+def _as_plain_array(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, GatheredArray) else value

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.arrays import overrides
+from relive.compat.stable_baselines3.observations import overrides
 from relive.compat.stable_baselines3.replay import CONVERSION_METHODS, DictReplayBuffer
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.views import Hindsight, View

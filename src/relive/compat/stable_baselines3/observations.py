@@ -1,13 +1,9 @@
 # pyright: reportMissingImports=false
-"""Stable-Baselines3's observations (shapes and dtypes of spaces) and the arrays that are attributes of its buffers.
-
-Writing to these arrays writes to the buffer, or raises. A Dict space has one level of names.
-"""
+"""Stable-Baselines3's observations: their fields, shapes and conversions. A Dict space has one level of names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +11,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape, is_image_space, is_image_space_channels_first
 
-from relive.compat.views import WriteThroughDict, assign, map_tree
+from relive.compat.views import map_tree
 from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Stacked
 
@@ -27,9 +23,6 @@ def overrides(buffer: Any, *names: str) -> bool:
     buffer_class = type(buffer)
     our_class = next(base for base in buffer_class.__mro__ if base.__module__.startswith("relive."))
     return any(getattr(buffer_class, name) is not getattr(our_class, name) for name in names)
-
-
-# Observations: their fields, shapes and conversions
 
 
 def declare_fields(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
@@ -103,76 +96,3 @@ def to_numpy(batch: Any) -> Any:
 def to_tensors(obs: Any, device: torch.device) -> Any:
     """Convert an array, or a dict of arrays, to tensors on a device."""
     return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), obs)
-
-
-# Arrays that are attributes of buffers
-
-
-def write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
-    """Write an array into memory of its shape and return the memory; return any other array unchanged."""
-    if memory is None or np.shape(value) != memory.shape:
-        return value
-    assign(where, memory, value)
-    return memory
-
-
-class ReplaceableArrays(WriteThroughDict):
-    """The arrays of a Dict space, which users' code may replace by arrays of other shapes."""
-
-    def __init__(self, where: str, memory: dict[str, np.ndarray]) -> None:
-        super().__init__(where, memory)
-        self._memory = memory
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        dict.__setitem__(self, key, write_or_replace(f"{self._where}.{key}", self._memory.get(key), value))
-
-
-class GatheredArray(np.ndarray):
-    """A copy of rows `[buffer_size, n_envs, …]` whose writes, also to parts of it, are passed to the buffer."""
-
-    write: Callable[[Any, Any], None]
-    """Called as `write(key, value)` for every write; stores the value in the buffer, or raises."""
-    plain_array: np.ndarray
-    """The memory of the rows as a plain, writable array."""
-
-    @staticmethod
-    def of(plain_array: np.ndarray, write: Callable[[Any, Any], None]) -> GatheredArray:
-        """Make an array over the memory of `plain_array` that passes writes to `write`."""
-        array = plain_array.view(GatheredArray)
-        array.flags.writeable = False
-        array.write, array.plain_array = write, plain_array
-        return array
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if not hasattr(self, "write"):
-            raise ValueError("assignment destination is read-only")  # this array was derived by numpy from another one
-        value = np.asarray(value)
-        self.write(key, value)
-        self.plain_array[key] = value
-
-    def __getitem__(self, key: Any) -> Any:
-        if not hasattr(self, "write"):
-            return super().__getitem__(key)
-        part = self.plain_array[key]
-        if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.plain_array):
-            return part
-        return GatheredArray.of(part, lambda inner, value: self._write_part(key, inner, value))
-
-    def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
-        """Write a value at index `inner` of the part at index `key`."""
-        part = np.array(self.plain_array[key])
-        part[inner] = value
-        self.write(key, part)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
-        """Compute with plain arrays; in-place operations such as `rewards += bonus` are writes."""
-        result = getattr(ufunc, method)(*map(_as_plain_array, inputs), **options)
-        if not out:
-            return result
-        (target,) = out
-        target[...] = result
-        return target
-
-
-def _as_plain_array(value: Any) -> Any:
-    return value.view(np.ndarray) if isinstance(value, GatheredArray) else value
