@@ -19,7 +19,7 @@ import pytest
 
 import relive as rl
 from relive.datasets import from_hdf5, from_lerobot, from_minari, from_zarr, to_hdf5, to_lerobot, to_minari, to_zarr
-from relive.datasets.untrusted import memory_budget
+from relive.datasets.files import memory_budget
 from tests.datasets.guarded import peak
 from tests.datasets.test_damaged_datasets import READERS, SAMPLES, copy_damaged
 from tests.faults.processes import apart

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import relive as rl
-from relive.datasets import filling, hdf5, lerobot, minari, to_hdf5, to_lerobot, to_minari, to_zarr, zarr
+from relive.datasets import files, hdf5, lerobot, minari, to_hdf5, to_lerobot, to_minari, to_zarr, zarr
 
 pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')
 pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
@@ -81,7 +81,7 @@ def test_a_writer_that_is_interrupted_leaves_nothing(
     before = tree(folder)
 
     def broken_off(replay: Any) -> Any:
-        yield next(filling.episode_arrays(replay))
+        yield next(files.episode_arrays(replay))
         raise error
 
     monkeypatch.setattr(WRITERS[name][1], "episode_arrays", broken_off)
@@ -110,7 +110,7 @@ def test_of_two_writers_to_one_path_one_wins_whole(
 
     def together(replay: Any) -> Any:
         both.wait(60)
-        yield from filling.episode_arrays(replay)
+        yield from files.episode_arrays(replay)
         both.wait(60)
 
     def write() -> None:

@@ -194,7 +194,9 @@ class TestColumns:
 
     def test_nothing_is_dropped_silently_into_a_buffer_of_the_callers(self) -> None:
         bare = rl.ReplayBuffer(20, obs=2, action=2)
-        words = "d4rl.hdf5: infos/qvel: expected a field 'infos' of the buffer, got none. Declare it in extra="
+        words = (
+            "d4rl.hdf5: infos/action_log_probs: expected a field 'infos' of the buffer, got none. Declare it in extra="
+        )
         with pytest.raises(rl.SchemaError, match=words):
             from_hdf5(SAMPLES / "d4rl.hdf5", bare)
         assert len(from_hdf5(SAMPLES / "d4rl.hdf5", bare, columns={"infos": None})) == 13

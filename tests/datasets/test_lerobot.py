@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.datasets import from_lerobot, to_lerobot
+from relive.datasets import filling, from_lerobot, to_lerobot
 
 pyarrow = pytest.importorskip("pyarrow", reason='needs pyarrow: pip install ".[lerobot]"')
 pytest.importorskip("PIL", reason='needs Pillow: pip install ".[lerobot]"')
@@ -42,10 +42,9 @@ def test_the_dataset_of_its_own_writer() -> None:
 
 def test_frames_of_a_video_are_nearly_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av", reason='needs PyAV: pip install ".[lerobot]"')
-    from relive.datasets import columns  # noqa: PLC0415 (of the module, not of the argument)
-
-    for size in (1 << 24, 1):  # in one block, and row by row
-        monkeypatch.setattr(columns, "BLOCK_BYTES", size)
+    # The video is read in one block, and row by row.
+    for size in (1 << 24, 1):
+        monkeypatch.setattr(filling, "BLOCK_BYTES", size)
         replay = from_lerobot(SAMPLE)
         for number, one in enumerate(replay.episodes()):
             recorded = 8 * (10 * number + torch.arange(len(one)))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.datasets import columns, from_hdf5, from_lerobot, from_zarr, to_hdf5, to_lerobot, to_zarr
+from relive.datasets import filling, from_hdf5, from_lerobot, from_zarr, to_hdf5, to_lerobot, to_zarr
 from tests.datasets.rich import DECLARED, assert_same, leaves, make_rich_replay
 from tests.tiers import select
 
@@ -63,7 +63,7 @@ def test_a_new_buffer_has_space_for_all_and_float32(written: Any) -> None:
 def test_blocks_of_any_size_give_the_same(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     replay, read = written(make_rich_replay())
     for size in (1, 5_000, 7_000, 20_000):
-        monkeypatch.setattr(columns, "BLOCK_BYTES", size)
+        monkeypatch.setattr(filling, "BLOCK_BYTES", size)
         assert_same(replay, read(rl.ReplayBuffer(100, **DECLARED)))
 
 

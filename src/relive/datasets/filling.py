@@ -1,44 +1,354 @@
-"""Filling a buffer with the episodes of a dataset, and reading the episodes of a buffer to write a dataset."""
+"""Fills a buffer with a dataset: columns become fields, and consecutive rows become episodes."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from os import PathLike
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
 from relive.checkpoint.progress import show_progress
-from relive.datasets.untrusted import dataset_error
+from relive.datasets.files import dataset_error, decode_budget, require_similar_size
 from relive.distillation import DistillationBuffer
-from relive.errors import BufferFullError, explain, warn_user
+from relive.errors import BufferFullError, SchemaError, explain, warn_user
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
-from relive.schema.checks import check_choice, check_nonempty
-from relive.schema.fields import DTYPES, Tree, map_leaves
+from relive.schema.checks import check_choice
+from relive.schema.fields import DTYPES_FROM_NUMPY, Field, Path, Tree, iter_leaves, map_leaves, narrow_dtype
+from relive.schema.suggestions import NAME_PATTERN
+from relive.storage.allocator import available_bytes
 
-STEP_FIELDS = ("obs", "action", "reward", "terminated", "truncated")
-"""The standard fields of a step."""
-
+Columns: TypeAlias = Mapping[str, str | None]
+"""The field of each column ("obs.camera", "action", "stage"); None leaves the column out."""
+Encoders: TypeAlias = Mapping[str, Callable[[str], Any]]
+"""For each column of texts, a function that converts a text to numbers."""
 FinalObs: TypeAlias = Literal["drop", "repeat"] | None
 """Treatment of an episode's last step if it was truncated and the file lacks its next observation."""
 
-_OVERLAP_ROWS = 2
-"""Number of rows to hold back until the next part is read: dropping an episode's last step changes the one before."""
-
+STEP_FIELDS = ("obs", "action", "reward", "terminated", "truncated")
+"""The standard fields of a step."""
+_FLAG_FIELDS = ("terminated", "truncated")
 _STANDARD_FIELDS: dict[type, tuple[str, ...]] = {
     ReplayBuffer: STEP_FIELDS,
     RolloutBuffer: (*STEP_FIELDS, "value", "log_prob"),
     DistillationBuffer: ("obs", "action"),
 }
 """The classes of buffers that can be filled, and the fields that buffers of each class always have."""
+
+BLOCK_BYTES = 1 << 21
+"""Approximate number of bytes per read."""
+FLAG_ROWS_PER_READ = 1 << 18
+"""Number of rows per read of flags, when the ends of episodes are counted."""
+_OVERLAP_ROWS = 2
+"""Number of rows to hold back until the next block is read: dropping an episode's last step changes the one before."""
+_MAX_COLUMNS = 1 << 10
+_COPIES_PER_STEP = 8
+"""Number of copies of a step that a reader has in memory: as read, as overlap, concatenated, and as fields."""
+
+
+class ColumnSpec(NamedTuple):
+    """Shape, dtype and field of a column."""
+
+    shape: tuple[int, ...]
+    """Shape of one step."""
+    dtype: np.dtype
+    path: Path | None
+    """Field path of the column unless `columns=` names another; None leaves the column out."""
+    is_text: bool = False
+    has_loose_axis: bool = False
+    """Whether shape (1,) may stand for a single number, because some writers of the format add an axis."""
+
+
+class RowSource(Protocol):
+    """A dataset whose rows are steps, one episode after the other."""
+
+    name: str
+    """The name of the file, for error messages."""
+    nbytes: int
+    """The number of bytes of the dataset on the disk."""
+    separator: str = "/"
+    """The separator between the names of a group and its columns."""
+
+    def columns(self, user_columns: Columns) -> Mapping[str, ColumnSpec]:
+        """Return the columns that may become fields; `user_columns` is the `columns=` argument."""
+        ...
+
+    def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, Mapping[str, Any]]]:
+        """Yield (episodes [K], columns) for up to `count` rows at a time; a column is numbers [K, …] or K texts."""
+        ...
+
+    def next_columns(self, obs: list[str]) -> Mapping[str, str]:
+        """Return the column of next observations for each column of the observation; empty if the file has none."""
+        return {}
+
+    def final_obs(self, obs: list[str]) -> Callable[[int], Mapping[str, Any]] | None:
+        """Return a function that reads an episode's final observation [1, …] by column; None if the file has none.
+
+        It is called with ascending episode numbers.
+        """
+        return None
+
+
+def fill_from_rows(
+    name: str,
+    source: RowSource,
+    buffer: Any,
+    columns: Columns | None,
+    encode: Encoders | None,
+    final_obs: FinalObs,
+    **settings: Any,
+) -> Any:
+    """Read the rows of a source into a buffer; return the buffer.
+
+    Args:
+        name: the public function, for error messages.
+        source: the rows.
+        buffer: the buffer to fill; None makes a replay buffer with space for all rows.
+        columns: the caller's `columns=`.
+        encode: the caller's `encode=`.
+        final_obs: the caller's `final_obs=`.
+        settings: settings of the replay buffer to make.
+    """
+    plan = _ColumnPlan(name, source, columns, encode, buffer)
+    num_steps, num_ends = plan.count_steps()
+    if buffer is None:
+        buffer = plan.make_buffer(num_steps + num_ends, **settings)
+    read_columns = source.final_obs(plan.find_columns("obs"))
+    read_final_obs = None if read_columns is None else lambda episode: plan.to_fields(read_columns(episode))["obs"]
+    blocks = _split_episodes(source.name, plan.read_blocks(), read_final_obs)
+    return fill(name, buffer, blocks, num_steps, final_obs)
+
+
+class _ColumnPlan:
+    """The columns to read from a source, and the field of each."""
+
+    def __init__(
+        self, name: str, source: RowSource, columns: Columns | None, encode: Encoders | None, buffer: Any
+    ) -> None:
+        self._source = source
+        user_columns = _check_dict(
+            "columns", columns, "a field or None", lambda field: field is None or isinstance(field, str)
+        )
+        self._encode = _check_dict("encode", encode, "a function of a text", callable)
+        self._encodings: dict[str, dict[str, np.ndarray]] = {column: {} for column in self._encode}
+        self._specs = dict(source.columns(user_columns))
+        if len(self._specs) > _MAX_COLUMNS:
+            raise self._error("", f"at most {_MAX_COLUMNS} columns", len(self._specs), "Split the file.")
+        for argument, names in (("columns", user_columns), ("encode", self._encode)):
+            for column in names:
+                if not any(each == column or each.startswith(f"{column}{source.separator}") for each in self._specs):
+                    expected = f"one of the columns {', '.join(self._specs)}"
+                    raise self._error("", expected, repr(column), f"Correct {argument}=.")
+        extra = {} if buffer is None else extra_fields(name, buffer)
+        declared = {} if buffer is None else declared_fields(buffer)
+        self._paths: dict[str, Path] = {}
+        """The field path of each column."""
+        for column, spec in self._specs.items():
+            path = self._choose_path(column, user_columns, extra)
+            if path is None:
+                continue
+            is_number = path[0] in ("reward", *_FLAG_FIELDS)
+            if spec.has_loose_axis and is_number and not _declares_vector(declared, path):
+                self._specs[column] = spec._replace(shape=())
+            self._require_field(column, path)
+            self._paths[column] = path
+        obs_columns = self.find_columns("obs")
+        if len(obs_columns) == 1 and isinstance(declared.get("obs"), Field):
+            self._paths[obs_columns[0]] = ("obs",)
+        self._require_fields(extra, has_buffer=buffer is not None)
+        self._require_memory()
+
+    def find_columns(self, *fields: str) -> list[str]:
+        """Return the columns of these fields and of their parts."""
+        return [column for column, path in self._paths.items() if path[0] in fields]
+
+    def count_steps(self) -> tuple[int, int]:
+        """Return the number of steps and the number of episode ends."""
+        num_steps, num_ends, last_episode, was_end = 0, 0, None, True
+        for episode, flags in self._source.rows(self.find_columns(*_FLAG_FIELDS), FLAG_ROWS_PER_READ):
+            is_end = np.zeros(len(episode), bool)
+            for _, flag in iter_leaves((), self.to_fields(flags)):
+                is_end |= flag
+            # An episode ends where its number changes or a flag is set; both at one step are one end.
+            changes = np.diff(episode, prepend=episode[0] if last_episode is None else last_episode) != 0
+            follows_end = np.concatenate([[was_end], is_end[:-1]])
+            num_ends += int(is_end.sum()) + int((changes & ~follows_end).sum())
+            num_steps, last_episode, was_end = num_steps + len(episode), episode[-1], bool(is_end[-1])
+        if not num_steps:
+            raise dataset_error(self._source.name, "at least 1 step", 0)
+        return num_steps, num_ends + (not was_end)
+
+    def read_blocks(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        """Yield (episodes [K], fields [K, …]) of consecutive rows, about `BLOCK_BYTES` at a time."""
+        next_columns = self._source.next_columns(self.find_columns("obs"))
+        count = max(2, BLOCK_BYTES // max(1, sum(map(self._row_bytes, self._paths))))
+        for episode, values in self._source.rows([*self._paths, *next_columns.values()], count):
+            fields = self.to_fields({column: values[column] for column in self._paths})
+            if next_columns:
+                next_values = {column: values[next_column] for column, next_column in next_columns.items()}
+                fields["next_obs"] = self.to_fields(next_values)["obs"]
+            yield episode, fields
+
+    def to_fields(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert values [K, …] by column to nested dicts of fields."""
+        fields: dict[str, Any] = {}
+        for column, values in columns.items():
+            path, spec = self._paths[column], self._specs[column]
+            numbers = self._encode_texts(column, values) if column in self._encode else values
+            if path[0] in _FLAG_FIELDS:
+                numbers = to_flags(f"{self._source.name}: {column}", numbers)
+            elif spec.has_loose_axis:
+                numbers = numbers.reshape(len(numbers), *spec.shape)
+            _insert_leaf(fields, path, numbers)
+        return fields
+
+    def make_buffer(self, capacity: int, **settings: Any) -> ReplayBuffer:
+        """Make a replay buffer with the fields of the file; raise if it would be much larger than the file."""
+        trees: dict[str, Any] = {}
+        row_bytes = 0
+        for column, path in self._paths.items():
+            shape, dtype, *_ = self._specs[column]
+            if column in self._encode:
+                _, values = next(self._source.rows([column], 1))
+                first = self._encode_texts(column, values[column])
+                shape, dtype = first.shape[1:], first.dtype
+            leaf = Field(shape, narrow_dtype(DTYPES_FROM_NUMPY[dtype.newbyteorder("=")]))
+            if path[0] == "reward" and not leaf.dtype.is_floating_point:
+                leaf = Field(shape)
+            row_bytes += math.prod(shape) * leaf.dtype.itemsize
+            _insert_leaf(trees, path, leaf)
+        require_similar_size(self._source.name, capacity, row_bytes, self._source.nbytes)
+        extra = {name: tree for name, tree in trees.items() if name not in STEP_FIELDS}
+        reward = trees.get("reward", ())
+        return ReplayBuffer(capacity, trees["obs"], trees["action"], reward=reward, extra=extra or None, **settings)
+
+    def _encode_texts(self, column: str, texts: Any) -> np.ndarray:
+        expected, remedy = "numbers of one shape from encode=", "Return an array of a fixed shape."
+        encodings = self._encodings[column]
+        for text in texts:
+            if text not in encodings:
+                numbers = self._encode[column](text)
+                try:
+                    encodings[text] = np.asarray(numbers)
+                # numpy raises these for ragged lists, and for tensors on a GPU or with gradients.
+                except (ValueError, TypeError, RuntimeError) as error:
+                    raise self._error(column, expected, repr(numbers), remedy) from error
+        rows = [encodings[text] for text in texts]
+        dtypes, shapes = {row.dtype for row in rows}, {row.shape for row in rows}
+        if len(shapes) > 1 or any(dtype.kind not in "biuf" or dtype not in DTYPES_FROM_NUMPY for dtype in dtypes):
+            got = f"{', '.join(sorted(map(str, dtypes)))} of shapes {sorted(shapes)}"
+            raise self._error(column, expected, got, remedy)
+        return np.stack(rows)
+
+    def _choose_path(self, column: str, user_columns: Columns, extra: Mapping[str, Tree]) -> Path | None:
+        separator = self._source.separator
+        for name, field in user_columns.items():
+            if column == name or column.startswith(f"{name}{separator}"):
+                parts = column[len(name) + 1 :].split(separator) if column != name else []
+                return None if field is None else (*field.split("."), *parts)
+        path = (column,) if column in extra else self._specs[column].path
+        return (column,) if path is None and column in self._encode else path
+
+    def _row_bytes(self, column: str) -> int:
+        spec = self._specs[column]
+        return math.prod(spec.shape) * spec.dtype.itemsize
+
+    def _require_memory(self) -> None:
+        max_bytes = min(decode_budget(self._source.nbytes), available_bytes() or 1 << 62)
+        needed_bytes = _COPIES_PER_STEP * sum(map(self._row_bytes, self._paths))
+        if needed_bytes > max_bytes:
+            where = f"{self._source.name}: {max(self._paths, key=self._row_bytes)}"
+            expected = f"steps that fit into {max_bytes:,} bytes, {_COPIES_PER_STEP} times"
+            raise dataset_error(where, expected, f"{needed_bytes:,} bytes")
+
+    def _require_field(self, column: str, path: Path) -> None:
+        """Raise unless the column can be stored in a field at `path`."""
+        shape, dtype, _, is_text, _ = self._specs[column]
+        leave_out = f"columns={{{column!r}: None}}"
+        if not all(NAME_PATTERN.fullmatch(part) for part in path):
+            remedy = f'Rename it: columns={{{column!r}: "a_name"}}.'
+            raise self._error(column, f"names like {NAME_PATTERN.pattern}", repr(".".join(path)), remedy)
+        if is_text and column not in self._encode:
+            remedy = f"Pass encode={{{column!r}: a function of a text}}, or {leave_out}."
+            raise self._error(column, "numbers", "texts", remedy)
+        if not is_text and column in self._encode:
+            raise self._error(column, "texts to encode", f"dtype {dtype}", "Leave it out of encode=.")
+        if not is_text and dtype.newbyteorder("=") not in DTYPES_FROM_NUMPY:
+            raise self._error(column, "numbers", f"dtype {dtype}", f"Leave it out: {leave_out}.")
+        if not all(shape) or (path[0] in _FLAG_FIELDS and shape):
+            expected = "one flag per step" if path[0] in _FLAG_FIELDS else "numbers in every step"
+            raise self._error(column, expected, f"shape {shape}", f"Pass {leave_out}.")
+
+    def _require_fields(self, extra: Mapping[str, Tree], *, has_buffer: bool) -> None:
+        """Raise unless each field has one column, and the caller's buffer has the extra fields of the columns."""
+        fields: dict[str, Any] = {}
+        for column, path in self._paths.items():
+            try:
+                _insert_leaf(fields, path, column)
+            except KeyError as error:
+                remedy = f'Give one of them another field: columns={{{column!r}: "a_name"}}.'
+                raise self._error(column, "one column per field", f"{'.'.join(path)!r} twice", remedy) from error
+            if has_buffer and path[0] not in (*STEP_FIELDS, *extra):
+                remedy = f"Declare it in extra=, or leave it out: columns={{{column!r}: None}}."
+                raise self._error(column, f"a field {path[0]!r} of the buffer", ", ".join(extra) or "none", remedy)
+        for name in ("obs", "action", *extra):
+            if name not in fields:
+                remedy = f'Say which column it is: columns={{"…": "{name}"}}.'
+                got = f"the columns {', '.join(self._specs) or '(none)'}"
+                raise self._error("", f"a column for {name!r}", got, remedy)
+
+    def _error(self, column: str, expected: str, got: object, remedy: str) -> SchemaError:
+        where = f"{self._source.name}: {column}" if column else self._source.name
+        return dataset_error(where, expected, got, remedy)
+
+
+def _check_dict(argument: str, value: Any, expected_value: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
+    by_column = {} if value is None else value
+    if not isinstance(by_column, Mapping) or not all(isinstance(k, str) and is_valid(v) for k, v in by_column.items()):
+        remedy = "Pass a dict whose keys are names of columns."
+        raise dataset_error(argument, f"{expected_value} for each column", repr(value), remedy)
+    return dict(by_column)
+
+
+def to_flags(where: str, values: Any) -> np.ndarray:
+    """Convert numbers 0 and 1 of K rows to bools [K]; raise for other numbers."""
+    flags = np.asarray(values)
+    if flags.size != len(flags) or (flags.dtype != np.bool_ and not np.isin(flags, (0, 1)).all()):
+        remedy = "Repair the file, or leave the column out: pass None for it in columns=."
+        raise dataset_error(where, "a 0 or 1 per step", f"other numbers, of shape {flags.shape}", remedy)
+    return flags.reshape(-1).astype(bool)
+
+
+def _declares_vector(tree: Any, path: Path) -> bool:
+    """Whether a tree of fields has a field of shape (1,) at a path."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return isinstance(tree, Field) and tree.shape == (1,)
+
+
+def _insert_leaf(tree: dict[str, Any], path: Path, value: Any) -> None:
+    """Put a leaf into nested dicts; raise a KeyError if the path is in use."""
+    *groups, last = path
+    for name in groups:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise KeyError(name)
+    if last in tree:
+        raise KeyError(last)
+    tree[last] = value
+
+
+def slice_leaves(tree: Any, index: Any) -> Any:
+    """Index every leaf of a nested dict."""
+    return map_leaves(lambda leaf: leaf[index], tree)
+
+
+def join_leaves(tree: Any, next_tree: Any) -> Any:
+    """Concatenate the leaves of two nested dicts along their first axis."""
+    return map_leaves(lambda *leaves: np.concatenate(leaves), tree, next_tree)
 
 
 @dataclass(frozen=True)
@@ -65,18 +375,8 @@ class EpisodeBlock:
         return replace(self, steps={**steps, "truncated": truncated}, has_final_obs=True)
 
 
-def slice_leaves(tree: Any, at: Any) -> Any:
-    """Index every leaf of a nested dict with `at`."""
-    return map_leaves(lambda leaf: leaf[at], tree)
-
-
-def join_leaves(tree: Any, next_tree: Any) -> Any:
-    """Concatenate the leaves of two nested dicts along their first axis."""
-    return map_leaves(lambda *leaves: np.concatenate(leaves), tree, next_tree)
-
-
-def split_episodes(
-    name: str, parts: Iterable[tuple[np.ndarray, dict[str, Any]]], final_obs: Callable[[int], Any] | None
+def _split_episodes(
+    name: str, blocks: Iterable[tuple[np.ndarray, dict[str, Any]]], read_final_obs: Callable[[int], Any] | None
 ) -> Iterator[EpisodeBlock]:
     """Split consecutive rows into blocks of one episode each.
 
@@ -85,8 +385,8 @@ def split_episodes(
 
     Args:
         name: the dataset, for messages.
-        parts: the episodes [K] of rows and their fields [K, …]: "obs", "action", and more if the dataset has them.
-        final_obs: a function that reads the final observation [1, …] of an episode; None if the file has none.
+        blocks: the episodes [K] of rows and their fields [K, …]: "obs", "action", and more if the dataset has them.
+        read_final_obs: returns the final observation [1, …] of an episode; None if the file has none.
     """
     overlap: tuple[np.ndarray, dict[str, Any]] | None = None
 
@@ -96,8 +396,8 @@ def split_episodes(
         if "next_obs" not in steps and not is_last:
             steps["next_obs"] = slice_leaves(fields["obs"], slice(start + 1, stop + 1))
         elif "next_obs" not in steps:
-            has_final_obs = final_obs is not None
-            final = slice_leaves(steps["obs"], slice(-1, None)) if final_obs is None else final_obs(number)
+            has_final_obs = read_final_obs is not None
+            final = read_final_obs(number) if read_final_obs else slice_leaves(steps["obs"], slice(-1, None))
             steps["next_obs"] = join_leaves(slice_leaves(steps["obs"], slice(1, None)), final)
         steps.setdefault("reward", np.zeros(stop - start, np.float32))
         terminated = steps.setdefault("terminated", np.zeros(stop - start, bool))
@@ -106,17 +406,17 @@ def split_episodes(
             steps["truncated"][-1] = is_last and not terminated[-1]
         return EpisodeBlock(f"{name}, episode {number}", steps, is_last, has_final_obs)
 
-    for part in parts:
-        episode, fields = part
+    for block in blocks:
+        episode, fields = block
         if overlap is not None:
             episode, fields = np.concatenate([overlap[0], episode]), join_leaves(overlap[1], fields)
         edges = [0, *(np.flatnonzero(np.diff(episode)) + 1).tolist(), len(episode)]
         for start, stop in pairwise(edges[:-1]):
             yield make_block(start, stop, is_last=True)
-        last = max(edges[-2], edges[-1] - _OVERLAP_ROWS)
-        if last > edges[-2]:
-            yield make_block(edges[-2], last, is_last=False)
-        overlap = episode[last:], slice_leaves(fields, slice(last, None))
+        overlap_start = max(edges[-2], edges[-1] - _OVERLAP_ROWS)
+        if overlap_start > edges[-2]:
+            yield make_block(edges[-2], overlap_start, is_last=False)
+        overlap = episode[overlap_start:], slice_leaves(fields, slice(overlap_start, None))
     if overlap is not None:
         episode, fields = overlap
         yield make_block(0, len(episode), is_last=True)
@@ -128,7 +428,7 @@ def declared_fields(buffer: Any) -> Mapping[str, Tree]:
 
 
 def extra_fields(name: str, buffer: Any) -> Mapping[str, Tree]:
-    """Return the extra fields of a buffer; raises if the buffer cannot be filled."""
+    """Return the extra fields of a buffer; raise if the buffer cannot be filled."""
     standard_fields = _STANDARD_FIELDS.get(type(buffer))
     if standard_fields is None:
         remedy = "Pass a ReplayBuffer, a RolloutBuffer or a DistillationBuffer."
@@ -136,14 +436,14 @@ def extra_fields(name: str, buffer: Any) -> Mapping[str, Tree]:
     return {field: tree for field, tree in declared_fields(buffer).items() if field not in standard_fields}
 
 
-def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, final_obs: FinalObs = "repeat") -> Any:
-    """Stream `steps` steps into a buffer; returns the buffer.
+def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], num_steps: int, final_obs: FinalObs = "repeat") -> Any:
+    """Stream `num_steps` steps into a buffer; return the buffer.
 
     Args:
         name: the function that the caller called, for messages.
         buffer: a buffer that `extra_fields` accepts.
         blocks: the steps, with the buffer's extra fields.
-        steps: the number of steps of all blocks.
+        num_steps: the number of steps of all blocks.
         final_obs: the treatment of the last step of an episode that did not terminate, if the dataset lacks its next
             observation: "repeat" stores its own observation as the next one, "drop" leaves it out, and None leaves it
             out and warns.
@@ -151,30 +451,30 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], steps: int, fin
     remedy = "Choose what to do with a last step without a next observation."
     check_choice("final_obs", final_obs, ("drop", "repeat", None), remedy)
     shortened_episodes: list[str] = []
-    blocks = show_progress(blocks, steps, "reading episodes", len)
+    blocks = show_progress(blocks, num_steps, "reading episodes", len)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
         blocks = _drop_unknown_next(blocks, shortened_episodes)
     if isinstance(buffer, RolloutBuffer):
-        room = buffer.num_steps - buffer.num_stored
-        if final_obs == "repeat":
-            _require_room(name, steps, room)
-        elif steps > room:
-            blocks = _collect_blocks(name, blocks, room)
+        space = buffer.num_steps - buffer.num_stored
+        if num_steps > space and final_obs != "repeat":
+            blocks = _collect_blocks(name, blocks, space)
+        else:
+            _require_space(name, num_steps, space)
     write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}[type(buffer)]
     num_stored = write(name, buffer, blocks)
     if shortened_episodes and final_obs is None:
         got = f"{len(shortened_episodes)} last step{'s' if len(shortened_episodes) > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
         warn_user(explain(name, "a next observation for every step", got, remedy))
-    steps -= len(shortened_episodes)
-    if num_stored < steps:
+    num_steps -= len(shortened_episodes)
+    if num_stored < num_steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
-        warn_user(_explain_lack_of_space(name, steps, num_stored, remedy))
+        warn_user(_explain_lack_of_space(name, num_steps, num_stored, remedy))
     return buffer
 
 
 def _drop_unknown_next(blocks: Iterable[EpisodeBlock], shortened_episodes: list[str]) -> Iterator[EpisodeBlock]:
-    """Drop last steps without a next observation to bootstrap from; collects the names of their episodes."""
+    """Drop last steps without a next observation to bootstrap from; collect the names of their episodes."""
     for block in blocks:
         if not block.has_final_obs and not block.steps["terminated"][-1]:
             shortened_episodes.append(block.where)
@@ -183,32 +483,33 @@ def _drop_unknown_next(blocks: Iterable[EpisodeBlock], shortened_episodes: list[
             yield block
 
 
-def _collect_blocks(name: str, blocks: Iterable[EpisodeBlock], room: int) -> list[EpisodeBlock]:
-    """Read all blocks into a list; raises if they have more than `room` steps."""
+def _collect_blocks(name: str, blocks: Iterable[EpisodeBlock], space: int) -> list[EpisodeBlock]:
+    """Read all blocks into a list; raise if they have more than `space` steps."""
     fitting_blocks: list[EpisodeBlock] = []
-    steps = 0
+    num_steps = 0
     for block in blocks:
-        steps += len(block)
-        if steps <= room:
+        num_steps += len(block)
+        if num_steps <= space:
             fitting_blocks.append(block)
-    _require_room(name, steps, room)
+    _require_space(name, num_steps, space)
     return fitting_blocks
 
 
-def _require_room(name: str, steps: int, room: int) -> None:
-    if steps > room:
-        raise BufferFullError(_explain_lack_of_space(name, steps, room, f"make the rollout with num_steps={steps}."))
+def _require_space(name: str, num_steps: int, space: int) -> None:
+    if num_steps > space:
+        remedy = f"make the rollout with num_steps={num_steps}."
+        raise BufferFullError(_explain_lack_of_space(name, num_steps, space, remedy))
 
 
-def _explain_lack_of_space(name: str, steps: int, room: int, remedy: str) -> str:
-    message = f"{steps - room} step{'s' if steps - room > 1 else ''} did not fit: {remedy}"
-    return explain(name, f"room for {steps} steps", f"room for {room}", message)
+def _explain_lack_of_space(name: str, num_steps: int, space: int, remedy: str) -> str:
+    message = f"{num_steps - space} step{'s' if num_steps - space > 1 else ''} did not fit: {remedy}"
+    return explain(name, f"room for {num_steps} steps", f"room for {space}", message)
 
 
 def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) -> int:
-    """Add the steps; returns the number of them that are still stored at the end."""
-    before = replay.storage.heads.clone()
-    steps = [0] * (replay.num_envs or 1)
+    """Add the steps; return the number of them that are still stored at the end."""
+    old_heads = replay.storage.heads.clone()
+    num_steps = [0] * (replay.num_envs or 1)
     env: int | None = None
 
     def env_ids() -> list[int] | None:
@@ -216,24 +517,26 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
 
     try:
         for block in blocks:
-            env = steps.index(min(steps)) if env is None else env
-            steps[env] += len(block)
+            env = num_steps.index(min(num_steps)) if env is None else env
+            num_steps[env] += len(block)
             batch = block.steps if replay.num_envs is None else slice_leaves(block.steps, (slice(None), None))
             replay.extend(batch, env_ids=env_ids())
             if block.is_last:
                 replay.cut(env_ids())
                 env = None
     finally:
-        if env is not None:  # an error occurred inside an episode: end the episode
+        # An error inside an episode must not let later steps continue it.
+        if env is not None:
             replay.cut(env_ids())
-    if int((replay.storage.heads - before).max()) <= replay.capacity // len(steps):
-        return sum(steps)  # no added row was overwritten: all are still stored
-    row, column = replay.ids() // len(steps), replay.ids() % len(steps)
-    return int((row >= before[column]).sum())
+    if int((replay.storage.heads - old_heads).max()) <= replay.capacity // len(num_steps):
+        # No ring has gone round once, so every added step is still stored.
+        return sum(num_steps)
+    row, column = replay.ids() // len(num_steps), replay.ids() % len(num_steps)
+    return int((row >= old_heads[column]).sum())
 
 
 def _to_rollout(name: str, rollout: RolloutBuffer, blocks: Iterable[EpisodeBlock]) -> int:
-    before = rollout.num_stored
+    old_num_stored = rollout.num_stored
     if rollout.num_envs is not None:
         remedy = "Make it with num_envs=None: episodes are read one after the other."
         raise dataset_error(name, "a rollout with num_envs=None", rollout.num_envs, remedy)
@@ -244,67 +547,15 @@ def _to_rollout(name: str, rollout: RolloutBuffer, blocks: Iterable[EpisodeBlock
             raise dataset_error(block.where, "terminated or truncated at its last step", got, remedy)
         for t in range(len(block)):
             step = slice_leaves(block.steps, t)
-            final = step.pop("next_obs")
-            rollout.add(**step, final_obs=final if truncated[t] else None)
-    return rollout.num_stored - before
+            next_obs = step.pop("next_obs")
+            rollout.add(**step, final_obs=next_obs if truncated[t] else None)
+    return rollout.num_stored - old_num_stored
 
 
 def _to_distillation(name: str, buffer: DistillationBuffer, blocks: Iterable[EpisodeBlock]) -> int:
     ring = buffer._ring
-    before = ring.head
+    old_head = ring.head
     fields = {"obs", "action", *declared_fields(buffer)}
     for block in blocks:
         buffer.add(**{field: values for field, values in block.steps.items() if field in fields})
-    return ring.head - max(ring.oldest, before)
-
-
-def require_ordered(name: str, replay: Any) -> None:
-    """Raise unless `replay` stores the observations of an episode in order."""
-    if type(replay) is not ReplayBuffer or replay.storage.stores_next_obs:
-        remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
-        raise dataset_error(name, "a replay buffer in time order", repr(replay), remedy)
-
-
-def require_steps(name: str, replay: Any) -> None:
-    """Raise unless `replay` stores observations in order and has at least one step."""
-    require_ordered(name, replay)
-    check_nonempty(name, len(replay))
-
-
-@contextmanager
-def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path to write to; afterwards the file or folder is moved to `path`, which must not exist."""
-    path = Path(path)
-    _require_absent(name, path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:
-        unfinished = Path(folder) / path.name
-        yield unfinished
-        try:
-            if unfinished.is_dir():
-                unfinished.rename(path)
-            else:
-                os.link(unfinished, path)  # a rename would replace a file that appeared at `path` meanwhile
-        except OSError:
-            _require_absent(name, path)
-            unfinished.rename(path)  # for file systems without hard links
-
-
-def _require_absent(name: str, path: Path) -> None:
-    if os.path.lexists(path):
-        raise FileExistsError(
-            explain(name, "a path that does not exist", repr(str(path)), "Delete it, or pass another.")
-        )
-
-
-def episode_arrays(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
-    """Yield each episode as nested dicts of arrays [T, …]; a terminal shows the progress of long writes."""
-    for episode in show_progress(replay.episodes(), len(replay), "writing episodes", len):
-        yield {name: _to_arrays(value) for name, value in episode.items() if name != "index"}
-
-
-def _to_arrays(value: Any) -> Any:
-    """Convert nested tensors to nested arrays; bfloat16, which numpy lacks, becomes float32."""
-    if isinstance(value, torch.Tensor):
-        return (value.float() if DTYPES[value.dtype] is None else value).cpu().numpy()
-    return {name: _to_arrays(part) for name, part in value.items()}
+    return ring.head - max(ring.oldest, old_head)

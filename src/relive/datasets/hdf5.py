@@ -15,17 +15,25 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import (
+from relive.datasets.files import (
+    dataset_error,
+    decode_budget,
+    episode_arrays,
+    import_extra,
+    require_ordered,
+    wrap_errors,
+    write_atomically,
+)
+from relive.datasets.filling import (
     FLAG_ROWS_PER_READ,
     Columns,
     ColumnSpec,
     Encoders,
+    FinalObs,
     RowSource,
     fill_from_rows,
     to_flags,
 )
-from relive.datasets.filling import FinalObs, episode_arrays, require_ordered, write_atomically
-from relive.datasets.untrusted import dataset_error, decode_budget, import_extra, wrap_errors
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
 from relive.schema.checks import check_choice, check_positive_int
@@ -35,8 +43,9 @@ from relive.storage import Memory
 _D4RL_FIELDS = {
     "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated", "timeouts": "truncated",
 }  # fmt: skip
+"""The field of each column that D4RL calls differently from its field."""
 _ROBOMIMIC_FIELDS = {"actions": "action", "rewards": "reward", "dones": "terminated"}
-"""The field of each column, for columns that a layout calls differently from their field."""
+"""The field of each column that robomimic calls differently from its field."""
 _CUTS_COLUMN = "cuts"
 """The array of flags that mark the last step of abandoned episodes; `to_hdf5` adds it to D4RL's arrays if needed."""
 _VECTOR_ATTRIBUTE = "relive_vector"
@@ -48,7 +57,7 @@ _MAX_DEPTH = 64
 """Maximum depth of nested groups."""
 _GZIP_FILTER, _SHUFFLE_FILTER, _CHECKSUM_FILTER, _LZF_FILTER = 1, 2, 3, 32000
 _MAX_EXPANSIONS = {_GZIP_FILTER: 1032, _LZF_FILTER: 90}
-"""The supported compressors, and the maximum ratio of decoded to compressed bytes."""
+"""Maximum ratio of decoded to compressed bytes of each supported compressor."""
 
 
 def from_hdf5(
@@ -63,7 +72,7 @@ def from_hdf5(
     device: torch.device | str | Memory = "cpu",
     seed: int | None = None,
 ) -> Any:
-    """Read an HDF5 file of robomimic or D4RL, block by block, into a buffer; returns the buffer.
+    """Read an HDF5 file of robomimic or D4RL, block by block, into a buffer; return the buffer.
 
     robomimic (`data/demo_0/obs/…`, `actions`, `rewards`, `dones`): `dones` are terminated, and a demonstration that
     does not end with one is truncated at its last step. D4RL (`observations`, `actions`, `rewards`, `terminals`,
@@ -131,7 +140,7 @@ class _ArrayGroup(NamedTuple):
 
     group: Any
     arrays: dict[str, Any]
-    """All arrays below the group, by their path in the group, which is the name of the column."""
+    """All arrays below the group; their path in the group is the name of the column."""
     num_rows: int
 
 
@@ -139,42 +148,48 @@ class _Hdf5Source(RowSource):
     """The rows of a file, one group of arrays after the other.
 
     Args:
-        parts: groups of arrays with the same columns.
-        ends: the last row of each episode, counted over all parts.
-        fields: the fields of columns that the layout calls differently from their field.
-        hidden: columns, or groups of columns, that are not fields.
+        groups: groups of arrays with the same columns.
+        ends: the last row of each episode, counted over all groups.
+        fields: the field of each column that the layout calls differently from its field.
+        hidden_columns: columns, or groups of columns, that are not fields.
     """
 
     def __init__(
-        self, parts: list[_ArrayGroup], ends: np.ndarray, fields: Mapping[str, str], hidden: tuple[str, ...]
+        self, groups: list[_ArrayGroup], ends: np.ndarray, fields: Mapping[str, str], hidden_columns: tuple[str, ...]
     ) -> None:
-        path = Path(parts[0].group.file.filename)
+        path = Path(groups[0].group.file.filename)
         self.name, self.nbytes = path.name, path.stat().st_size
-        self._parts, self._ends, self._fields, self._hidden_columns = parts, ends, fields, hidden
+        self._groups, self._ends, self._fields, self._hidden_columns = groups, ends, fields, hidden_columns
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
-        first, *other_parts = self._parts
+        first, *other_groups = self._groups
         omitted_columns = {
             column for column, field in user_columns.items() if field is None and not self._is_hidden(column)
         }
-        forms = _column_forms(first, omitted_columns)
-        for part in other_parts:
-            part_forms = _column_forms(part, omitted_columns)
-            for column in (*forms, *part_forms):
-                if part_forms.get(column) != forms.get(column):
-                    expected = f"{forms.get(column, 'no array')}, as in {first.group.name[1:]}"
-                    got = part_forms.get(column, "no array")
-                    raise dataset_error(f"{_item_name(part.group)}/{column}", expected, got, "Repair the file.")
-        return {column: _column_spec(array) for column, array in first.arrays.items() if not self._is_hidden(column)}
+        first_forms = _column_forms(first, omitted_columns)
+        for other in other_groups:
+            forms = _column_forms(other, omitted_columns)
+            for column in (*first_forms, *forms):
+                if forms.get(column) != first_forms.get(column):
+                    expected = f"{first_forms.get(column, 'no array')}, as in {first.group.name[1:]}"
+                    got = forms.get(column, "no array")
+                    raise dataset_error(f"{_item_name(other.group)}/{column}", expected, got, "Repair the file.")
+        return {
+            column: self._make_spec(column, array)
+            for column, array in first.arrays.items()
+            if not self._is_hidden(column)
+        }
 
-    def default_path(self, column: str) -> tuple[str, ...]:
-        if column == "obs/obs":  # the name that `to_hdf5` gives to an observation without named parts
-            return ("obs",)
-        first, *rest = column.split("/")
-        return (self._fields.get(first, first), *rest)
+    def _make_spec(self, column: str, array: Any) -> ColumnSpec:
+        name, *parts = column.split("/")
+        # `to_hdf5` calls an observation without named parts "obs/obs".
+        path = ("obs",) if column == "obs/obs" else (self._fields.get(name, name), *parts)
+        shape = tuple((array.shape or ())[1:])
+        has_loose_axis = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
+        return ColumnSpec(shape, array.dtype, path, _is_text(array), has_loose_axis)
 
     def next_columns(self, obs: list[str]) -> dict[str, str]:
-        group, arrays, _ = self._parts[0]
+        group, arrays, _ = self._groups[0]
         next_names = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
         missing_columns = [column for column in obs if column not in next_names]
         if next_names and missing_columns:
@@ -184,7 +199,7 @@ class _Hdf5Source(RowSource):
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         offset = 0
-        for _, arrays, num_rows in self._parts:
+        for _, arrays, num_rows in self._groups:
             for start in range(0, num_rows, count):
                 stop = min(start + count, num_rows)
                 values = {
@@ -198,22 +213,23 @@ class _Hdf5Source(RowSource):
 
 
 def _robomimic_source(file: Any) -> _Hdf5Source:
-    """Open robomimic's layout: the group "data" has a group per demonstration, with "obs", "actions" and more."""
-    group, parts = file["data"], []
-    for name in sorted(group, key=lambda name: [int(part) for part in re.findall(r"\d{1,18}", name)] or [0]):
-        arrays = _find_arrays(group[name])
+    """Return the source of a file in robomimic's layout: the group "data" has a group per demonstration."""
+    data, groups = file["data"], []
+    for name in sorted(data, key=lambda name: [int(part) for part in re.findall(r"\d{1,18}", name)] or [0]):
+        arrays = _find_arrays(data[name])
         actions = next((array for column, array in arrays.items() if column.split("/")[0] == "actions"), None)
         if actions is None:
             got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
-            raise dataset_error(_item_name(group[name]), "the array 'actions'", got, remedy)
-        parts.append(_ArrayGroup(group[name], arrays, _count_rows(actions)))
-    if not parts:
-        raise dataset_error(_item_name(group), "at least 1 demonstration", 0, "Pass a file with steps.")
-    return _Hdf5Source(parts, np.cumsum([part.num_rows for part in parts]) - 1, _ROBOMIMIC_FIELDS, ("next_obs",))
+            raise dataset_error(_item_name(data[name]), "the array 'actions'", got, remedy)
+        groups.append(_ArrayGroup(data[name], arrays, _count_rows(actions)))
+    if not groups:
+        raise dataset_error(_item_name(data), "at least 1 demonstration", 0, "Pass a file with steps.")
+    ends = np.cumsum([group.num_rows for group in groups]) - 1
+    return _Hdf5Source(groups, ends, _ROBOMIMIC_FIELDS, ("next_obs",))
 
 
 def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
-    """Open D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
+    """Return the source of a file in D4RL's layout: arrays of all steps, with flags where episodes end."""
     # The group "metadata" has the weights of the policy, and no steps.
     arrays = {name: array for name, array in _find_arrays(file).items() if name.split("/")[0] != "metadata"}
     name = Path(file.filename).name
@@ -244,7 +260,7 @@ def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
 
 
 def _find_arrays(group: Any) -> dict[str, Any]:
-    """Return all arrays below a group by their path; empty if the object is not a group."""
+    """Return all arrays below a group by their path; empty for an object that is no group."""
     arrays: dict[str, Any] = {}
     h5py = import_extra("h5py", "hdf5")
     for name, value in group.items() if isinstance(group, h5py.Group) else ():
@@ -262,7 +278,7 @@ def _item_name(item: Any) -> str:
 
 
 def _count_rows(array: Any) -> int:
-    """Return the length of an array; raises if it has no axis, or if flags for all rows would exceed the budget."""
+    """Return the length of an array; raise if it has no axis, or if flags for all rows would exceed the budget."""
     if not array.shape:
         raise dataset_error(_item_name(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
     nbytes = Path(array.file.filename).stat().st_size
@@ -271,24 +287,19 @@ def _count_rows(array: Any) -> int:
     return array.shape[0]
 
 
-def _column_spec(array: Any) -> ColumnSpec:
-    shape = tuple((array.shape or ())[1:])
-    has_loose_axis = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
-    return ColumnSpec(shape, array.dtype, is_text=_is_text(array), has_loose_axis=has_loose_axis)
-
-
-def _column_forms(part: _ArrayGroup, omitted_columns: set[str]) -> dict[str, str]:
-    """Return the dtype and shape of each column; raises if the columns, except those left out, differ in length."""
+def _column_forms(group: _ArrayGroup, omitted_columns: set[str]) -> dict[str, str]:
+    """Return the dtype and shape of each column as text; raise if the columns differ in length."""
     forms = {}
-    for column, array in part.arrays.items():
+    for column, array in group.arrays.items():
         if column not in omitted_columns:
-            _require_rows(array, part.num_rows)
+            _require_rows(array, group.num_rows)
             forms[column] = f"{'texts' if _is_text(array) else array.dtype} of shape {array.shape[1:]}"
     return forms
 
 
 def _require_rows(array: Any, rows: int) -> None:
-    if (array.shape or ())[:1] != (rows,):  # h5py: the shape of an empty array is None
+    # h5py returns None as the shape of an empty array.
+    if (array.shape or ())[:1] != (rows,):
         remedy = "Leave it out with columns=, or repair the file."
         raise dataset_error(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy)
 
@@ -301,7 +312,6 @@ def _is_text(array: Any) -> bool:
 
 
 def _read_rows(where: str, array: Any, start: int, stop: int) -> Any:
-    """Read rows of an array: numbers, or a list of texts."""
     with wrap_errors(where, f"rows {start} to {stop} of the array"):
         if _is_text(array):
             return [str(text) for text in array.asstr("utf-8", "strict")[start:stop]]
@@ -314,8 +324,8 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
         demo = group.create_group(f"demo_{number}")
         for (name, *parts), rows in iter_leaves((), episode):
             # In robomimic, every part of an observation has a name.
-            unnamed_part = ["obs"] if name in ("obs", "next_obs") else []
-            _create_array(demo, "/".join([_ROBOMIMIC_COLUMNS.get(name, name), *(parts or unnamed_part)]), rows)
+            part_names = parts or (["obs"] if name in ("obs", "next_obs") else [])
+            _create_array(demo, "/".join([_ROBOMIMIC_COLUMNS.get(name, name), *part_names]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])
     group.attrs["total"] = total
@@ -354,7 +364,7 @@ _ROBOMIMIC_COLUMNS = {field: column for column, field in _ROBOMIMIC_FIELDS.items
 
 
 def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> int:
-    """Raise unless a file contains all of its data and can be read in little memory; returns the number of arrays.
+    """Raise unless a file contains all of its data and can be read in little memory; return the number of arrays.
 
     HDF5 follows links and external data by itself: an untrusted file could read any file of this machine into a
     buffer, or declare an array of terabytes. Refused are links, external and virtual data, cycles, missing bytes,
@@ -364,32 +374,38 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
         path: the file.
         is_read_in_groups: whether all arrays of a group of the root are read at once, and must fit into the budget.
     """
-    import h5py  # noqa: PLC0415 (an extra)
-
+    h5py = import_extra("h5py", "hdf5")
     with wrap_errors(str(path), "an HDF5 file that can be read"), h5py.File(path, "r", rdcc_nbytes=0) as file:
-        nbytes, stored_bytes, arrays = path.stat().st_size, 0, 0
+        file_bytes, stored_bytes, num_arrays = path.stat().st_size, 0, 0
         group_bytes: Counter[str] = Counter()
-        for name, item in _walk_objects(h5py, file, path):
+        for name, item in _walk_objects(file, path.name):
             where = f"{path.name}: {name}"
-            _require_small_attributes(h5py, where, item)
-            if isinstance(item, h5py.Dataset):
-                _require_stored_bytes(where, item, nbytes)
-                if item.dtype.hasobject:
-                    _require_small_texts(h5py, where, item, nbytes)
-                arrays += 1
-                group_bytes[name.split("/")[1]] += math.prod(item.shape or ()) * item.dtype.itemsize
-                if is_read_in_groups and group_bytes[name.split("/")[1]] > decode_budget(nbytes):
-                    raise dataset_error(where, f"groups of at most {decode_budget(nbytes):,} bytes", "more")
-                stored_bytes += item.id.get_storage_size()
-                if stored_bytes > nbytes:
-                    raise dataset_error(
-                        where, f"bytes of its own, in a file of {nbytes:,}", f"{stored_bytes:,} in all arrays"
-                    )
-    return arrays
+            for key in item.attrs if h5py.h5a.get_num_attrs(item.id) else ():
+                attribute = item.attrs.get_id(key)
+                # All texts of a list could refer to one long text.
+                if attribute.dtype.hasobject and math.prod(attribute.shape or ()) > 1:
+                    got = f"{attribute.shape} texts"
+                    raise dataset_error(f"{where}: attribute {key!r}", "numbers, or one text", got)
+            if not isinstance(item, h5py.Dataset):
+                continue
+            _require_stored_bytes(where, item, file_bytes)
+            if item.dtype.hasobject:
+                _require_small_texts(where, item, file_bytes)
+            num_arrays += 1
+            group = name.split("/")[1]
+            group_bytes[group] += math.prod(item.shape or ()) * item.dtype.itemsize
+            if is_read_in_groups and group_bytes[group] > decode_budget(file_bytes):
+                raise dataset_error(where, f"groups of at most {decode_budget(file_bytes):,} bytes", "more")
+            stored_bytes += item.id.get_storage_size()
+            if stored_bytes > file_bytes:
+                expected = f"bytes of its own, in a file of {file_bytes:,}"
+                raise dataset_error(where, expected, f"{stored_bytes:,} in all arrays")
+    return num_arrays
 
 
-def _walk_objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for every object of a file; raises unless the objects form a tree."""
+def _walk_objects(file: Any, file_name: str) -> Iterator[tuple[str, Any]]:
+    """Yield (name, object) for every object of a file; raise unless the objects form a tree."""
+    h5py = import_extra("h5py", "hdf5")
 
     def address(item: Any) -> tuple[int, int]:
         info = h5py.h5o.get_info(item.id)
@@ -400,103 +416,90 @@ def _walk_objects(h5py: Any, file: Any, path: Path) -> Iterator[tuple[str, Any]]
     while groups:
         prefix, group, depth = groups.pop()
         for key in group:
-            if isinstance(key, bytes):  # h5py returns names that are not UTF-8 as bytes
-                raise dataset_error(f"{path.name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
+            # h5py returns names that are not UTF-8 as bytes.
+            if isinstance(key, bytes):
+                raise dataset_error(f"{file_name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
             name = f"{prefix}/{key}"
-            where = f"{path.name}: {name}"
+            where = f"{file_name}: {name}"
             if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
                 link = group.get(key, getlink=True)
                 target = f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":")
                 raise dataset_error(where, "an object of this file", f"a link to {target!r}")
             item = group[key]
-            item_address = address(item)
-            if item_address in addresses or depth == _MAX_DEPTH:
+            if address(item) in addresses or depth == _MAX_DEPTH:
                 raise dataset_error(where, "a tree of objects", "an object met twice, or groups nested too deeply")
-            addresses.add(item_address)
+            addresses.add(address(item))
             yield name, item
             if isinstance(item, h5py.Group):
                 groups.append((name, item, depth + 1))
 
 
-def _require_stored_bytes(where: str, dataset: Any, file_bytes: int) -> None:
-    if dataset.is_virtual:
+def _require_stored_bytes(where: str, array: Any, file_bytes: int) -> None:
+    """Raise unless the file has all bytes of an array, in chunks that can be decoded in little memory."""
+    if array.is_virtual:
         raise dataset_error(where, "data in this file", "a virtual dataset, which refers to other files")
-    if dataset.external:
-        raise dataset_error(where, "data in this file", f"external data in {dataset.external[0][0]!r}")
-    if not dataset.shape or not math.prod(dataset.shape):
+    if array.external:
+        raise dataset_error(where, "data in this file", f"external data in {array.external[0][0]!r}")
+    if not array.shape or not math.prod(array.shape):
         return
-    nbytes = math.prod(dataset.shape) * dataset.dtype.itemsize
-    if dataset.chunks is None:
-        is_complete = dataset.id.get_storage_size() >= nbytes
+    nbytes = math.prod(array.shape) * array.dtype.itemsize
+    if array.chunks is None:
+        is_complete = array.id.get_storage_size() >= nbytes
     else:
-        chunks = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
-        is_complete = dataset.id.get_num_chunks() == chunks
-        _require_small_chunks(where, dataset, decode_budget(file_bytes) // 2)
+        num_chunks = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
+        is_complete = array.id.get_num_chunks() == num_chunks
+        _require_small_chunks(where, array, decode_budget(file_bytes) // 2)
     if not is_complete:
-        got = f"shape {dataset.shape} with fewer stored bytes"
-        raise dataset_error(where, f"{nbytes:,} bytes", got)
+        raise dataset_error(where, f"{nbytes:,} bytes", f"shape {array.shape} with fewer stored bytes")
 
 
-def _require_small_chunks(where: str, dataset: Any, max_bytes: int) -> None:
+def _require_small_chunks(where: str, array: Any, max_bytes: int) -> None:
     """Raise if decoding a chunk may take more than `max_bytes`: HDF5 inflates a chunk before it checks its size."""
-    filters = dataset.id.get_create_plist()
-    filter_codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
-    compressors = [code for code in filter_codes if code in _MAX_EXPANSIONS]
-    if (
-        len(compressors) > 1
-        or len(set(filter_codes)) < len(filter_codes)
-        or not {*filter_codes} <= {*_MAX_EXPANSIONS, _SHUFFLE_FILTER, _CHECKSUM_FILTER}
-    ):
-        raise dataset_error(
-            where, "at most one of the filters gzip and lzf, with shuffle and fletcher32", f"filters {filter_codes}"
-        )
-    nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    if nbytes > max_bytes:
-        raise dataset_error(where, f"chunks of at most {max_bytes:,} bytes", f"{nbytes:,}")
+    filters = array.id.get_create_plist()
+    codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    compressors = [code for code in codes if code in _MAX_EXPANSIONS]
+    is_known = {*codes} <= {*_MAX_EXPANSIONS, _SHUFFLE_FILTER, _CHECKSUM_FILTER}
+    if not is_known or len(compressors) > 1 or len(set(codes)) < len(codes):
+        expected = "at most one of the filters gzip and lzf, with shuffle and fletcher32"
+        raise dataset_error(where, expected, f"filters {codes}")
+    chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
+    if chunk_bytes > max_bytes:
+        raise dataset_error(where, f"chunks of at most {max_bytes:,} bytes", f"{chunk_bytes:,}")
     if not compressors:
         return
     large_chunks: list[tuple[int, ...]] = []
-    expansion = _MAX_EXPANSIONS[compressors[0]]
 
     def collect_if_large(chunk: Any) -> None:
-        if chunk.size * expansion > max_bytes:
+        if chunk.size * _MAX_EXPANSIONS[compressors[0]] > max_bytes:
             large_chunks.append(chunk.chunk_offset)
 
-    dataset.id.chunk_iter(collect_if_large)
+    array.id.chunk_iter(collect_if_large)
     for offset in large_chunks:
-        _, body = dataset.id.read_direct_chunk(offset)
-        if compressors[0] != _GZIP_FILTER or len(zlib.decompressobj().decompress(body, nbytes + 1)) > nbytes:
-            raise dataset_error(
-                f"{where}: chunk {offset}", f"at most {nbytes:,} bytes", "a chunk that may inflate to more"
-            )
+        _, body = array.id.read_direct_chunk(offset)
+        if compressors[0] != _GZIP_FILTER or len(zlib.decompressobj().decompress(body, chunk_bytes + 1)) > chunk_bytes:
+            got = "a chunk that may inflate to more"
+            raise dataset_error(f"{where}: chunk {offset}", f"at most {chunk_bytes:,} bytes", got)
 
 
-def _require_small_attributes(h5py: Any, where: str, item: Any) -> None:
-    """Raise if an attribute is a list of texts, all of which could refer to one long text."""
-    for name in item.attrs if h5py.h5a.get_num_attrs(item.id) else ():
-        attribute = item.attrs.get_id(name)
-        if attribute.dtype.hasobject and math.prod(attribute.shape or ()) > 1:
-            raise dataset_error(f"{where}: attribute {name!r}", "numbers, or one text", f"{attribute.shape} texts")
-
-
-def _require_small_texts(h5py: Any, where: str, dataset: Any, file_bytes: int) -> None:
+def _require_small_texts(where: str, array: Any, file_bytes: int) -> None:
     """Raise if the texts or lists of an array are together longer than the file.
 
     HDF5 stores them apart from the array, and many entries may refer to the same long text.
     """
-    if h5py.check_ref_dtype(dataset.dtype) is not None or not dataset.shape:
+    h5py = import_extra("h5py", "hdf5")
+    if h5py.check_ref_dtype(array.dtype) is not None or not array.shape:
         return
-    item = h5py.check_vlen_dtype(dataset.dtype)
+    item = h5py.check_vlen_dtype(array.dtype)
     is_list = item is not None and not np.dtype(item).hasobject
-    if h5py.check_string_dtype(dataset.dtype) is None and not is_list:
-        raise dataset_error(where, "numbers, texts or lists of numbers", f"dtype {dataset.dtype}")
-    total, texts_per_read = 0, 8 + (8 << 20) // file_bytes
-    rows = max(1, texts_per_read // max(1, math.prod(dataset.shape[1:])))
-    if math.prod(dataset.shape[1:]) > texts_per_read:
-        raise dataset_error(where, f"at most {texts_per_read} texts per row", dataset.shape)
-    for start in range(0, dataset.shape[0], rows):
-        total += sum(getattr(entry, "nbytes", None) or len(entry) for entry in dataset[start : start + rows].ravel())
-        if total > file_bytes:
-            raise dataset_error(
-                where, f"texts of their own, in a file of {file_bytes:,} bytes", f"{total:,} bytes or more"
-            )
+    if h5py.check_string_dtype(array.dtype) is None and not is_list:
+        raise dataset_error(where, "numbers, texts or lists of numbers", f"dtype {array.dtype}")
+    total_bytes, texts_per_read, texts_per_row = 0, 8 + (8 << 20) // file_bytes, math.prod(array.shape[1:])
+    if texts_per_row > texts_per_read:
+        raise dataset_error(where, f"at most {texts_per_read} texts per row", array.shape)
+    rows_per_read = max(1, texts_per_read // max(1, texts_per_row))
+    for start in range(0, array.shape[0], rows_per_read):
+        for entry in array[start : start + rows_per_read].ravel():
+            total_bytes += getattr(entry, "nbytes", None) or len(entry)
+        if total_bytes > file_bytes:
+            expected = f"texts of their own, in a file of {file_bytes:,} bytes"
+            raise dataset_error(where, expected, f"{total_bytes:,} bytes or more")

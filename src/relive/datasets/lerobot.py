@@ -15,20 +15,31 @@ from typing import Any, BinaryIO, NamedTuple, TypeGuard
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, Encoders, RowSource, fill_from_rows
-from relive.datasets.filling import FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
-from relive.datasets.untrusted import (
+from relive.datasets.files import (
     MAX_JSON_BYTES,
     dataset_error,
     decode_budget,
+    episode_arrays,
     import_extra,
     memory_budget,
     parse_json,
     parse_sizes,
+    require_ordered,
     wrap_errors,
+    write_atomically,
+)
+from relive.datasets.filling import (
+    Columns,
+    ColumnSpec,
+    Encoders,
+    FinalObs,
+    RowSource,
+    fill_from_rows,
+    slice_leaves,
 )
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
+from relive.schema.checks import check_nonempty
 from relive.schema.fields import Path as FieldPath
 from relive.schema.fields import iter_leaves
 from relive.storage import Memory
@@ -39,7 +50,7 @@ _BYTES_PER_NUMBER = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE"
 """Memory per number while lists are read, by physical type of the Parquet column."""
 
 
-def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
+def _read_batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
     """Yield batches of at most `count` rows of the columns `names`.
 
     Parquet rows may share values: a short file can have billions of rows, or one row of a billion numbers. Batches are
@@ -59,60 +70,61 @@ def read_batches(where: str, path: Path, names: list[str], count: int, nbytes: i
         missing_columns = [name for name in names if name not in column_names]
         if missing_columns:
             raise dataset_error(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
-        longest = 1
+        max_bytes = 1
         for column in range(len(file.schema)):
             if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
-                longest = max(longest, _max_value_bytes(where, file, body, column, nbytes))
-        count = max(1, min(count, decode_budget(nbytes) // 2 // longest))
+                max_bytes = max(max_bytes, _max_value_bytes(where, file, body, column, nbytes))
+        count = max(1, min(count, decode_budget(nbytes) // 2 // max_bytes))
         yield from file.iter_batches(count, columns=names, use_threads=False)
 
 
 def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
-    """Return the maximum bytes of one value of a column; raises if the pages or lists of the column are too long."""
-    column_info, longest = file.schema.column(column), 1
+    """Return the maximum bytes of one value of a column; raise if the pages or lists of the column are too long."""
+    column_info, max_bytes = file.schema.column(column), 1
+    where = f"{where}: {column_info.path}"
     for number in range(file.metadata.num_row_groups):
         chunk = file.metadata.row_group(number).column(column)
         pages = list(_read_page_headers(body, chunk))
-        largest = max((page.nbytes for page in pages), default=0)
-        values = sum(page.values for page in pages if not page.is_dictionary)
-        if values != chunk.num_values or any(page.is_dictionary and page.values > page.nbytes for page in pages):
-            raise dataset_error(f"{where}: {column_info.path}", f"{chunk.num_values:,} values", f"pages of {values:,}")
-        longest = max(longest, _BYTES_PER_NUMBER.get(column_info.physical_type, largest))
+        largest_page = max((page.nbytes for page in pages), default=0)
+        num_values = sum(page.num_values for page in pages if not page.is_dictionary)
+        is_page_forged = any(page.is_dictionary and page.num_values > page.nbytes for page in pages)
+        if num_values != chunk.num_values or is_page_forged:
+            raise dataset_error(where, f"{chunk.num_values:,} values", f"pages of {num_values:,}")
+        max_bytes = max(max_bytes, _BYTES_PER_NUMBER.get(column_info.physical_type, largest_page))
         # All numbers of a row group may be in the list of its first row.
+        list_bytes = max_bytes * num_values if column_info.max_repetition_level else 0
         for needed_bytes, limit in (
-            (largest, decode_budget(nbytes) // 2),
-            (longest * values if column_info.max_repetition_level else 0, memory_budget(nbytes)),
+            (largest_page, decode_budget(nbytes) // 2),
+            (list_bytes, memory_budget(nbytes)),
         ):
             if needed_bytes > limit:
-                raise dataset_error(
-                    f"{where}: {column_info.path}", f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}"
-                )
-    return longest
+                raise dataset_error(where, f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}")
+    return max_bytes
 
 
 class _PageHeader(NamedTuple):
     is_dictionary: bool
     nbytes: int
     """Decompressed size of the page."""
-    values: int
+    num_values: int
 
 
 def _read_page_headers(body: BinaryIO, chunk: Any) -> Iterator[_PageHeader]:
-    """Yield the page headers of a column in a row group."""
-    at = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
-        at = chunk.dictionary_page_offset
-    stop = at + chunk.total_compressed_size
-    while at < stop:
-        body.seek(at)
-        start = io.BytesIO(body.read(_MAX_HEADER_BYTES))
-        header = _read_struct(start)
-        values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
-        is_dictionary, nbytes, size = header[1] == _DICTIONARY_PAGE, header[2], header[3]
-        if min(nbytes, size, values) < 0:
-            raise ValueError(f"a page of {size} bytes with {values} values")
-        yield _PageHeader(is_dictionary, nbytes, values)
-        at += start.tell() + size
+    """Yield the page headers of a column in a row group; pyarrow has no function for them."""
+    position = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < position:
+        position = chunk.dictionary_page_offset
+    stop = position + chunk.total_compressed_size
+    while position < stop:
+        body.seek(position)
+        header_bytes = io.BytesIO(body.read(_MAX_HEADER_BYTES))
+        header = _read_struct(header_bytes)
+        num_values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
+        is_dictionary, nbytes, compressed_bytes = header[1] == _DICTIONARY_PAGE, header[2], header[3]
+        if min(nbytes, compressed_bytes, num_values) < 0:
+            raise ValueError(f"a page of {compressed_bytes} bytes with {num_values} values")
+        yield _PageHeader(is_dictionary, nbytes, num_values)
+        position += header_bytes.tell() + compressed_bytes
 
 
 def _read_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
@@ -124,7 +136,8 @@ def _read_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
     while head := body.read(1)[0]:
         field = field + (head >> 4) if head >> 4 else _read_number(body)
         kind = head & 15
-        if kind in (1, 2):  # Thrift stores a boolean as its type: 1 is true, 2 is false
+        # Thrift stores a boolean as its type: 1 is true, 2 is false.
+        if kind in (1, 2):
             fields[field] = kind == 1
         elif kind in (4, 5, 6):
             fields[field] = _read_number(body)
@@ -137,6 +150,11 @@ def _read_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
     return fields
 
 
+def _read_number(body: BinaryIO) -> int:
+    number = _read_varint(body)
+    return number >> 1 ^ -(number & 1)
+
+
 def _read_varint(body: BinaryIO) -> int:
     number = shift = 0
     while True:
@@ -147,30 +165,26 @@ def _read_varint(body: BinaryIO) -> int:
             return number
 
 
-def _read_number(body: BinaryIO) -> int:
-    number = _read_varint(body)
-    return number >> 1 ^ -(number & 1)
-
-
-class Video:
+class _Video:
     """The frames of an .mp4, read in the order of their times."""
 
     def __init__(self, where: str, path: Path, shape: tuple[int, ...], fps: float) -> None:
         self._where, self._path, self._shape, self._fps = where, path, shape, fps
         self._frames: Iterator[tuple[float, Any]] = iter(())
-        self._last: tuple[float, Any] | None = None
+        self._current: tuple[float, Any] | None = None
+        """Time in seconds and pixels of the frame that was decoded last."""
 
     def read_frame(self, time: float) -> np.ndarray:
-        """Return the frame at `time` seconds; raises if no frame is within half a frame of it."""
-        if self._last is None or time < self._last[0] - 0.5 / self._fps:
+        """Return the frame at `time` seconds; raise if no frame is within half a frame of it."""
+        if self._current is None or time < self._current[0] - 0.5 / self._fps:
             self._frames = self._decode()
-            self._last = next(self._frames, None)
-        while self._last is not None and time > self._last[0] + 0.5 / self._fps:
-            self._last = next(self._frames, None)
-        if self._last is None or time < self._last[0] - 0.5 / self._fps:
+            self._current = next(self._frames, None)
+        while self._current is not None and time > self._current[0] + 0.5 / self._fps:
+            self._current = next(self._frames, None)
+        if self._current is None or time < self._current[0] - 0.5 / self._fps:
             remedy = "Download the dataset again."
             raise dataset_error(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy)
-        return self._last[1].to_ndarray(format="rgb24")
+        return self._current[1].to_ndarray(format="rgb24")
 
     def _decode(self) -> Iterator[tuple[float, Any]]:
         av = import_extra("av", "lerobot", "PyAV")
@@ -200,8 +214,15 @@ _TABLE_ROWS_PER_READ = 1 << 12
 _TABLE_ROW_BYTES = 500
 """Memory per row of a small table, as Python objects."""
 
+_FIELD_NAMES = {"observation": "obs", "action": "action"}
+_NEXT_FIELD_NAMES = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
+_FINAL_OBS_FILE = "meta/final_obs.parquet"
+"""The file of final observations, which only datasets written by `to_lerobot` have."""
+_COUNTER_COLUMNS = ("index", "episode_index", "frame_index", "timestamp")
+"""Columns that LeRobot computes itself."""
 
-class Feature(NamedTuple):
+
+class _Feature(NamedTuple):
     """One column of a dataset."""
 
     kind: str
@@ -210,8 +231,18 @@ class Feature(NamedTuple):
     """Shape of the value of one frame; height, width and channels for images."""
 
 
+def _field_path(column: str) -> FieldPath | None:
+    """Return the field path of a column; None for counters, and for "task", the text of task_index."""
+    if column in (*_COUNTER_COLUMNS, "task"):
+        return None
+    first, *rest = column.split(".")
+    if first == "next" and rest and f"next.{rest[0]}" in _NEXT_FIELD_NAMES:
+        return (_NEXT_FIELD_NAMES[f"next.{rest[0]}"], *rest[1:])
+    return (_FIELD_NAMES.get(first, first), *rest)
+
+
 def resolve_file(root: Path, name: str) -> Path:
-    """Return the path of a file of the dataset; raises if a link points outside the dataset."""
+    """Return the path of a file of the dataset; raise if a link points outside the dataset."""
     path, folder = (root / name).resolve(), root.resolve()
     # In the cache of the Hugging Face hub, files of a snapshot are links to blobs.
     blobs = root.absolute().parent.parent.resolve() / "blobs"
@@ -221,26 +252,22 @@ def resolve_file(root: Path, name: str) -> Path:
     return path
 
 
-def _parse_feature(where: str, description: Any) -> Feature:
+def _parse_feature(where: str, description: Any) -> _Feature:
     if not isinstance(description, dict) or not isinstance(description.get("dtype"), str):
         raise dataset_error(where, "a feature with a dtype", reprlib.repr(description))
-    kind, shape, names = (
-        description["dtype"],
-        parse_sizes(f"{where}: shape", description.get("shape"), 1),
-        description.get("names"),
-    )
+    kind, names = description["dtype"], description.get("names")
+    shape = parse_sizes(f"{where}: shape", description.get("shape"), 1)
     if kind in ("image", "video"):
         if len(shape) != 3:
             raise dataset_error(f"{where}: shape", "height, width and channels", shape)
         if isinstance(names, list) and names and names[0] in ("channel", "channels"):
             shape = (*shape[1:], shape[0])
-        return Feature(kind, shape)
+        return _Feature(kind, shape)
     if kind not in (*_NUMBER_DTYPES, "string"):
-        raise dataset_error(
-            where, f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}", reprlib.repr(kind)
-        )
+        expected = f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}"
+        raise dataset_error(where, expected, reprlib.repr(kind))
     # LeRobot stores single numbers with shape (1,) too; only vectors have names.
-    return Feature(kind, () if shape == (1,) and not names else shape)
+    return _Feature(kind, () if shape == (1,) and not names else shape)
 
 
 class _DatasetSource(RowSource):
@@ -270,24 +297,16 @@ class _DatasetSource(RowSource):
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         self._video_starts: dict[str, dict[int, tuple[str, float]]] = {}
         """For each camera and episode: the video file, and the second at which the episode starts in it."""
-        self._videos: dict[str, tuple[str, Video]] = {}
+        self._videos: dict[str, tuple[str, _Video]] = {}
         """For each camera: the file name of the newest video, and the open video."""
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
-        features = self._features | ({"task": Feature("string", ())} if "task_index" in self._features else {})
-        dtypes = {"string": object, "image": np.uint8, "video": np.uint8}
-        return {
-            name: ColumnSpec(() if kind == "string" else shape, np.dtype(dtypes.get(kind, kind)), kind == "string")
-            for name, (kind, shape) in features.items()
-        }
-
-    def default_path(self, column: str) -> FieldPath | None:
-        if column in _SKIPPED_COLUMNS:
-            return None
-        first, *rest = column.split(".")
-        if first == "next" and rest and f"next.{rest[0]}" in _NEXT_FIELD_NAMES:
-            return (_NEXT_FIELD_NAMES[f"next.{rest[0]}"], *rest[1:])
-        return (_FIELD_NAMES.get(first, first), *rest)
+        specs = {"task": ColumnSpec((), np.dtype(object), None, is_text=True)} if "task_index" in self._features else {}
+        for name, (kind, shape) in self._features.items():
+            dtype = np.dtype({"string": object, "image": np.uint8, "video": np.uint8}.get(kind, kind))
+            is_text = kind == "string"
+            specs[name] = ColumnSpec(() if is_text else shape, dtype, _field_path(name), is_text)
+        return specs
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         files = sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("data/*/*.parquet"))
@@ -310,18 +329,18 @@ class _DatasetSource(RowSource):
             return None
         rows = enumerate(self._read_table(_FINAL_OBS_FILE, sorted(obs), 1))
 
-        def row(number: int) -> dict[str, Any]:
-            for at, columns in rows:
-                if at == number:
+        def read_row(number: int) -> dict[str, Any]:
+            for row_number, columns in rows:
+                if row_number == number:
                     return columns
             raise dataset_error(f"{self.name}: {_FINAL_OBS_FILE}", f"a row for episode {number}", "fewer rows")
 
-        return row
+        return read_row
 
     def _read_table(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
         """Yield up to `count` rows of a parquet file at a time, as values by feature name."""
         where = f"{self.name}: {file}"
-        for batch in read_batches(where, resolve_file(self._root, file), names, count, self.nbytes):
+        for batch in _read_batches(where, resolve_file(self._root, file), names, count, self.nbytes):
             yield {name: self._convert_values(f"{where}: {name}", name, batch.column(name)) for name in names}
 
     def _convert_values(self, where: str, name: str, values: Any) -> Any:
@@ -338,12 +357,12 @@ class _DatasetSource(RowSource):
         return _to_numbers(where, values, feature)
 
     def _read_small_table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a small parquet file; raises if they exceed the memory budget of the dataset."""
-        where, max_bytes, total = f"{self.name}: {file}", decode_budget(self.nbytes), 0
-        for batch in read_batches(where, resolve_file(self._root, file), names, _TABLE_ROWS_PER_READ, self.nbytes):
+        """Yield the rows of a small parquet file; raise if they exceed the memory budget of the dataset."""
+        where, max_bytes, total_bytes = f"{self.name}: {file}", decode_budget(self.nbytes), 0
+        for batch in _read_batches(where, resolve_file(self._root, file), names, _TABLE_ROWS_PER_READ, self.nbytes):
             columns = [batch.column(name).to_pylist() for name in names]
-            total += batch.nbytes + _TABLE_ROW_BYTES * batch.num_rows
-            if total > max_bytes:
+            total_bytes += batch.nbytes + _TABLE_ROW_BYTES * batch.num_rows
+            if total_bytes > max_bytes:
                 raise dataset_error(where, f"rows of at most {max_bytes:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
@@ -383,7 +402,7 @@ class _DatasetSource(RowSource):
             file, start = self._video_starts[name][episode]
             if self._videos.get(name, ("",))[0] != file:
                 path = resolve_file(self._root, file)
-                self._videos[name] = file, Video(f"{self.name}: {file}", path, shape, self._fps)
+                self._videos[name] = file, _Video(f"{self.name}: {file}", path, shape, self._fps)
             frames[row] = self._videos[name][1].read_frame(start + time)
         return frames
 
@@ -401,7 +420,7 @@ class _DatasetSource(RowSource):
         return positions
 
 
-def _to_numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
+def _to_numbers(where: str, values: Any, feature: _Feature) -> np.ndarray:
     """Convert an Arrow column of numbers or nested lists to an array [K, …]."""
     types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
     # An Arrow extension type wraps its values in `storage`.
@@ -426,14 +445,15 @@ _IMAGE_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Decode PNG and JPEG images to pixels; raises before decoding if the size of an image is not `shape`."""
+    """Decode PNG and JPEG images to pixels; raise before decoding if the size of an image is not `shape`."""
     types, pillow = import_extra("pyarrow.types", "lerobot"), import_extra("PIL.Image", "lerobot", "Pillow")
     values = getattr(values, "storage", values)
     if not types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
         raise dataset_error(where, "images as bytes", values.type)
     images = []
     for body in values.field("bytes").to_pylist():
-        if body is None:  # LeRobot would then read the image from the stored path
+        # LeRobot would read an image without bytes from the stored path.
+        if body is None:
             raise dataset_error(where, "the bytes of an image", "a path to a file outside")
         with wrap_errors(where, "a PNG or JPEG"), pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:
             size = (picture.height, picture.width, picture.mode)
@@ -441,16 +461,6 @@ def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarra
                 raise dataset_error(where, f"an image of {shape} pixels and channels", size)
             images.append(np.asarray(picture).reshape(shape))
     return np.stack(images)
-
-
-_FIELD_NAMES = {"observation": "obs", "action": "action"}
-_NEXT_FIELD_NAMES = {"next.reward": "reward", "next.done": "terminated", "next.truncated": "truncated"}
-_FINAL_OBS_FILE = "meta/final_obs.parquet"
-"""The file of final observations, which only datasets written by `to_lerobot` have."""
-_COUNTER_COLUMNS = ("index", "episode_index", "frame_index", "timestamp")
-"""Columns that LeRobot computes itself."""
-_SKIPPED_COLUMNS = (*_COUNTER_COLUMNS, "task")
-"""Columns that are left out by default: the order of rows replaces counters, and "task" is the text of task_index."""
 
 
 def from_lerobot(
@@ -464,7 +474,7 @@ def from_lerobot(
     device: torch.device | str | Memory = "cpu",
     seed: int | None = None,
 ) -> Any:
-    """Read a LeRobot dataset (v3), block by block, into a buffer; returns the buffer.
+    """Read a LeRobot dataset (v3), block by block, into a buffer; return the buffer.
 
     The feature `observation.images.top` is the part ("images", "top") of the observation, `action` the action,
     `next.reward` the reward, `next.done` terminated and `next.truncated` truncated; all others, like `task_index`, are
@@ -499,7 +509,7 @@ def from_lerobot(
     )
 
 
-def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
+def _is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
     """Whether a field is written as images: uint8 of shape [height, width, 3]."""
     return dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
 
@@ -507,7 +517,7 @@ def is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
 def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
     """Return the entry of a column in `meta/info.json`."""
     shape, dtype = rows.shape[1:], rows.dtype
-    if is_image(shape, dtype):
+    if _is_image(shape, dtype):
         return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
     if dtype.kind not in "biuf" or len(shape) > 5:
         remedy = "Write the buffer with to_hdf5 or to_zarr."
@@ -518,12 +528,13 @@ def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
 def _arrow_array(rows: np.ndarray) -> Any:
     """Convert rows [K, …] to an Arrow array: numbers, lists of numbers, or images as lossless PNG."""
     pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
-    if is_image(inner, rows.dtype):
-        png_images = pyarrow.array([_encode_png(row) for row in rows], pyarrow.binary())
+    if _is_image(inner, rows.dtype):
+        png_images = pyarrow.array([_encode_png(pixels) for pixels in rows], pyarrow.binary())
         paths = pyarrow.nulls(len(rows), pyarrow.string())
         return pyarrow.StructArray.from_arrays([png_images, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
-    if inner == (1,):  # LeRobot stores vectors of length 1 as numbers
+    # LeRobot stores vectors of length 1 as numbers.
+    if inner == (1,):
         return values
     if len(inner) == 1:
         return pyarrow.FixedSizeListArray.from_arrays(values, inner[0])
@@ -549,7 +560,7 @@ class _FeatureStats:
     def update(self, rows: np.ndarray) -> None:
         """Add rows [K, …]."""
         numbers = np.asarray(rows, np.float64)
-        if is_image(rows.shape[1:], rows.dtype):
+        if _is_image(rows.shape[1:], rows.dtype):
             numbers = numbers.reshape(-1, 3)[:, :, None, None] / 255
         numbers = numbers if numbers.ndim > 1 else numbers[:, None]
         self._count += len(numbers)
@@ -565,6 +576,7 @@ class _FeatureStats:
 
 
 _MAX_FILE_BYTES = 100_000_000
+"""A file of data that has at least this number of bytes gets no further episode."""
 _MAX_GROUP_VALUES = 1 << 22
 """Maximum number of values per column and row group, so that a reader needs little memory."""
 _FEATURE_NAMES = {field: feature for feature, field in (_FIELD_NAMES | _NEXT_FIELD_NAMES).items()}
@@ -581,7 +593,7 @@ _PANDAS_METADATA = {
     ],
     "pandas_version": "2.0.0",
 }
-"""Parquet metadata that make pandas use the texts as the index of the table."""
+"""Parquet metadata that make pandas use the texts of tasks as the index of the table, in which LeRobot finds them."""
 
 
 def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, tasks: str | Sequence[str] = "") -> None:
@@ -599,7 +611,8 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
         tasks: the text of the task, or one text per number of the extra field "task_index".
     """
     import_extra("pyarrow", "lerobot")
-    require_steps("to_lerobot", replay)
+    require_ordered("to_lerobot", replay)
+    check_nonempty("to_lerobot", len(replay))
     if not _is_valid_fps(fps):
         raise dataset_error("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number.")
     texts = [tasks] if isinstance(tasks, str) else tasks
@@ -607,88 +620,85 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
         remedy = "Pass a str per number of the extra field 'task_index'."
         raise dataset_error("tasks", "a text, or a list of texts", repr(tasks), remedy)
     with write_atomically("to_lerobot", path) as unfinished:
-        _DatasetWriter(unfinished, fps, list(texts)).write(replay)
+        _write_dataset(unfinished, replay, fps, list(texts))
 
 
 def _is_valid_fps(fps: Any) -> TypeGuard[float]:
-    """Whether a value is a number of frames per second."""
     return isinstance(fps, int | float) and not isinstance(fps, bool) and 0 < fps < _MAX_FPS
 
 
-class _DatasetWriter:
-    """Writes the files of a dataset, episode by episode."""
-
-    def __init__(self, root: Path, fps: float, tasks: list[str]) -> None:
-        self._root, self._fps, self._tasks = root, fps, tasks
-        self._features: dict[str, Any] = {}
-        self._stats: dict[str, _FeatureStats] = defaultdict(_FeatureStats)
-        self._episodes: list[dict[str, Any]] = []
-        self._files: list[_ParquetWriter] = []
-        self._frames = 0
-
-    def write(self, replay: ReplayBuffer) -> None:
-        final = _ParquetWriter(self._root / _FINAL_OBS_FILE)
-        for episode in episode_arrays(replay):
-            final.write(_feature_columns({"obs": slice_leaves(episode.pop("next_obs"), slice(-1, None))}))
-            self._write_episode(_feature_columns(episode))
-        for file in (final, self._files[-1]):
-            file.close()
-        self._write_metadata()
-
-    def _write_episode(self, columns: dict[str, np.ndarray]) -> None:
-        count, number = len(columns["next.done"]), len(self._episodes)
-        index = np.arange(count)
+def _write_dataset(root: Path, replay: ReplayBuffer, fps: float, tasks: list[str]) -> None:
+    """Write all files of a dataset, episode by episode."""
+    features: dict[str, Any] = {}
+    stats: dict[str, _FeatureStats] = defaultdict(_FeatureStats)
+    episodes: list[dict[str, Any]] = []
+    num_frames, files = 0, [_ParquetWriter(root / "data/chunk-000/file-000.parquet")]
+    final_obs = _ParquetWriter(root / _FINAL_OBS_FILE)
+    for number, episode in enumerate(episode_arrays(replay)):
+        final_obs.write(_feature_columns({"obs": slice_leaves(episode.pop("next_obs"), slice(-1, None))}))
+        columns = _feature_columns(episode)
+        length = len(columns["next.done"])
+        index = np.arange(length)
         columns |= {
-            "timestamp": (index / self._fps).astype(np.float32),
+            "timestamp": (index / fps).astype(np.float32),
             "frame_index": index,
-            "episode_index": np.full(count, number),
-            "index": index + self._frames,
+            "episode_index": np.full(length, number),
+            "index": index + num_frames,
         }
-        columns.setdefault("task_index", np.zeros(count, np.int64))
-        tasks = np.unique(columns["task_index"]).tolist()
-        if not all(0 <= task < len(self._tasks) for task in tasks):
+        columns.setdefault("task_index", np.zeros(length, np.int64))
+        task_indices = np.unique(columns["task_index"]).tolist()
+        if not all(0 <= task < len(tasks) for task in task_indices):
             remedy = "Pass a text for each number of the extra field 'task_index'."
-            raise dataset_error("to_lerobot: tasks", f"a text for {tasks}", f"{len(self._tasks)} texts", remedy)
-        self._features = self._features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
+            raise dataset_error("to_lerobot: tasks", f"a text for {task_indices}", f"{len(tasks)} texts", remedy)
+        features = features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
         for name, rows in columns.items():
-            self._stats[name].update(rows)
-        if not self._files or self._files[-1].nbytes >= _MAX_FILE_BYTES:
-            if self._files:
-                self._files[-1].close()
-            chunk, file = divmod(len(self._files), 1000)
-            self._files.append(_ParquetWriter(self._root / f"data/chunk-{chunk:03d}/file-{file:03d}.parquet"))
-        self._files[-1].write(columns)
-        chunk, file = divmod(len(self._files) - 1, 1000)
-        self._episodes.append(
+            stats[name].update(rows)
+        if files[-1].nbytes >= _MAX_FILE_BYTES:
+            files[-1].close()
+            chunk, file = divmod(len(files), 1000)
+            files.append(_ParquetWriter(root / f"data/chunk-{chunk:03d}/file-{file:03d}.parquet"))
+        files[-1].write(columns)
+        chunk, file = divmod(len(files) - 1, 1000)
+        episodes.append(
             {
-                "episode_index": number, "tasks": [self._tasks[task] for task in tasks], "length": count,
+                "episode_index": number, "tasks": [tasks[task] for task in task_indices], "length": length,
                 "data/chunk_index": chunk, "data/file_index": file,
-                "dataset_from_index": self._frames, "dataset_to_index": self._frames + count,
+                "dataset_from_index": num_frames, "dataset_to_index": num_frames + length,
                 "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0,
             }
         )  # fmt: skip
-        self._frames += count
+        num_frames += length
+    final_obs.close()
+    files[-1].close()
+    _write_metadata(root, fps, tasks, features, stats, episodes)
 
-    def _write_metadata(self) -> None:
-        pyarrow, meta = import_extra("pyarrow", "lerobot"), self._root / "meta"
-        parquet = import_extra("pyarrow.parquet", "lerobot")
-        tasks = pyarrow.table({"task_index": np.arange(len(self._tasks)), "__index_level_0__": self._tasks})
-        tasks = tasks.replace_schema_metadata(
-            {"pandas": json.dumps(_PANDAS_METADATA)}
-        )  # LeRobot looks tasks up by their text
-        parquet.write_table(tasks, meta / "tasks.parquet")
-        (meta / "episodes/chunk-000").mkdir(parents=True)
-        parquet.write_table(pyarrow.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")
-        stats = {name: each.as_json() for name, each in self._stats.items()}
-        (meta / "stats.json").write_text(json.dumps(stats), "utf-8")
-        info = {
-            "codebase_version": "v3.0", "robot_type": None, "fps": self._fps, "chunks_size": 1000,
-            "data_files_size_in_mb": 100, "video_files_size_in_mb": 200, "total_tasks": len(self._tasks),
-            "total_episodes": len(self._episodes), "total_frames": self._frames,
-            "splits": {"train": f"0:{len(self._episodes)}"}, "video_path": None, "features": self._features,
-            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-        }  # fmt: skip
-        (meta / "info.json").write_text(json.dumps(info, indent=4), "utf-8")
+
+def _write_metadata(
+    root: Path,
+    fps: float,
+    tasks: list[str],
+    features: dict[str, Any],
+    stats: dict[str, _FeatureStats],
+    episodes: list[dict[str, Any]],
+) -> None:
+    pyarrow, parquet = import_extra("pyarrow", "lerobot"), import_extra("pyarrow.parquet", "lerobot")
+    table = pyarrow.table({"task_index": np.arange(len(tasks)), "__index_level_0__": tasks})
+    parquet.write_table(
+        table.replace_schema_metadata({"pandas": json.dumps(_PANDAS_METADATA)}), root / "meta/tasks.parquet"
+    )
+    (root / "meta/episodes/chunk-000").mkdir(parents=True)
+    parquet.write_table(pyarrow.Table.from_pylist(episodes), root / "meta/episodes/chunk-000/file-000.parquet")
+    (root / "meta/stats.json").write_text(
+        json.dumps({name: feature_stats.as_json() for name, feature_stats in stats.items()}), "utf-8"
+    )
+    info = {
+        "codebase_version": "v3.0", "robot_type": None, "fps": fps, "chunks_size": 1000,
+        "data_files_size_in_mb": 100, "video_files_size_in_mb": 200, "total_tasks": len(tasks),
+        "total_episodes": len(episodes), "total_frames": episodes[-1]["dataset_to_index"],
+        "splits": {"train": f"0:{len(episodes)}"}, "video_path": None, "features": features,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+    }  # fmt: skip
+    (root / "meta/info.json").write_text(json.dumps(info, indent=4), "utf-8")
 
 
 class _ParquetWriter:

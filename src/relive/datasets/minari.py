@@ -16,19 +16,25 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from relive.datasets.files import (
+    dataset_error,
+    episode_arrays,
+    import_extra,
+    parse_json,
+    require_ordered,
+    require_similar_size,
+    wrap_errors,
+)
 from relive.datasets.filling import (
     STEP_FIELDS,
     EpisodeBlock,
     declared_fields,
-    episode_arrays,
     extra_fields,
     fill,
     join_leaves,
-    require_ordered,
     slice_leaves,
 )
 from relive.datasets.hdf5 import require_self_contained
-from relive.datasets.untrusted import dataset_error, import_extra, parse_json, require_similar_size, wrap_errors
 from relive.errors import SchemaError
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
@@ -42,8 +48,8 @@ _MAX_SPACE_NUMBERS = 1 << 22
 
 
 def open_dataset(dataset: Any) -> Any:
-    """Open a dataset by object, path or id, after checks of its files; returns the MinariDataset."""
-    minari = _import_minari()
+    """Check the files of a dataset, passed as object, path or id; return the MinariDataset."""
+    minari = import_extra("minari", "minari", "Minari")
     if isinstance(dataset, minari.MinariDataset):
         _require_safe_file(Path(dataset.storage.data_path))
         return dataset
@@ -52,7 +58,8 @@ def open_dataset(dataset: Any) -> Any:
         raise dataset_error("dataset", "a Minari dataset", type(dataset).__name__, remedy)
     folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
     if folder is None:
-        return minari.load_dataset(str(dataset))  # for a missing dataset, Minari raises its own error here
+        # Minari raises its own error for a missing dataset.
+        return minari.load_dataset(str(dataset))
     _require_spaces(folder)
     _require_safe_file(folder)
     with wrap_errors(str(folder), "a Minari dataset that can be read"):
@@ -60,7 +67,6 @@ def open_dataset(dataset: Any) -> Any:
 
 
 def _dataset_path(dataset_id: str) -> Path:
-    """Return the folder of a local dataset."""
     from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
 
     return Path(get_dataset_path(dataset_id))
@@ -115,11 +121,6 @@ def dataset_folder(path: Path) -> Path | None:
     return None
 
 
-def _import_minari() -> Any:
-    """Import the optional library Minari."""
-    return import_extra("minari", "minari", "Minari")
-
-
 def read_episodes(
     dataset: Any, infos: Iterable[str] | None = None, numbers: Iterable[int] | None = None
 ) -> Iterator[EpisodeBlock]:
@@ -172,7 +173,8 @@ def _drop_reset_entry(where: str, tree: Any, steps: int) -> Any:
         got = f"dtype {tree.dtype} of shape {tree.shape}"
         remedy = "Pass infos= with the names to keep, or infos=() to read without infos."
         raise dataset_error(where, f"numbers, an entry for each of {steps} steps", got, remedy)
-    return tree[1:] if len(tree) == steps + 1 else tree  # the first entry is the info of the reset
+    # An info with one entry more than steps begins with the info of the reset.
+    return tree[1:] if len(tree) == steps + 1 else tree
 
 
 _HOST = torch.device("cpu")
@@ -187,7 +189,7 @@ def from_minari(
     device: torch.device | str | Memory = "cpu",
     seed: int | None = None,
 ) -> Any:
-    """Read a Minari dataset, episode by episode, into a buffer; returns the buffer.
+    """Read a Minari dataset, episode by episode, into a buffer; return the buffer.
 
     A replay buffer with several environments stores each episode in the environment with the fewest steps so far. Of
     the extra fields, one called "info" takes all infos, and any other takes the info of its name. A RolloutBuffer must
@@ -213,7 +215,7 @@ def from_minari(
 
 
 def _add_extra(episode: EpisodeBlock, extra: list[str]) -> EpisodeBlock:
-    """Add extra fields to an episode: "info" gets all infos, any other field the info of the same name."""
+    """Add extra fields to an episode: the field "info" has all infos, any other field the info of the same name."""
     steps = dict(episode.steps)
     info = steps.pop("info")
     for name in extra:
@@ -230,7 +232,8 @@ def _make_buffer(
     first = next(read_episodes(dataset, infos), None)
     if first is None:
         raise dataset_error("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes.")
-    rows = dataset.total_steps + dataset.total_episodes  # the final observation of an episode takes a row too
+    # The final observation of an episode takes a row too.
+    rows = dataset.total_steps + dataset.total_episodes
     obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
     leaves = [leaf for tree in (obs, action, info) for _, leaf in iter_leaves((), tree)]
     stored_bytes = sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
@@ -253,7 +256,7 @@ def _make_field(values: np.ndarray) -> Field:
 
 
 def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
-    """Write the episodes of a replay buffer as the local Minari dataset `dataset_id`; returns the MinariDataset.
+    """Write the episodes of a replay buffer as the local Minari dataset `dataset_id`; return the MinariDataset.
 
     Extra fields become infos, and each part of a field "info" becomes an info of its own name; infos of the reset,
     which a buffer does not store, are zero. Images are not compressed as JPEG, which is lossy, unless
@@ -265,7 +268,7 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
         options: options of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. The default spaces
             are the widest that the fields allow.
     """
-    minari = _import_minari()
+    minari = import_extra("minari", "minari", "Minari")
     require_ordered("to_minari", replay)
     trees = declared_fields(replay)
     default_spaces = {"observation_space": _widest_space(trees["obs"]), "action_space": _widest_space(trees["action"])}
@@ -278,7 +281,8 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
 
         def buffers() -> Iterator[Any]:
             nonlocal is_folder_new
-            is_folder_new = True  # Minari has just created the folder
+            # Minari creates the folder before it requests the first episode.
+            is_folder_new = True
             yield from (_to_episode_buffer(episode, spaces) for episode in episode_arrays(replay))
 
         try:
@@ -294,7 +298,7 @@ def _to_episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
     obs = join_leaves(tree["obs"], slice_leaves(tree["next_obs"], slice(-1, None)))
     fields = {name: part for name, part in tree.items() if name not in (*STEP_FIELDS, "next_obs")}
     infos = {**fields.pop("info", {}), **fields}
-    return _import_minari().data_collector.EpisodeBuffer(
+    return import_extra("minari.data_collector", "minari").EpisodeBuffer(
         observations=_restore_tuples(spaces[0], obs),
         actions=_restore_tuples(spaces[1], tree["action"]),
         rewards=tree["reward"],
@@ -305,9 +309,10 @@ def _to_episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
 
 
 def _prepend_reset_entry(info: np.ndarray) -> Any:
-    """Prepend an entry of zeros, for the reset, to an info of all steps."""
+    """Prepend zeros, the info of the reset, to an info [T, …]."""
     entries = np.concatenate([np.zeros_like(info[:1]), info])
-    return list(entries) if entries.ndim == 1 else entries  # Minari cannot read Arrow files of arrays without a shape
+    # Minari cannot read back an Arrow column of arrays without a shape.
+    return list(entries) if entries.ndim == 1 else entries
 
 
 def _restore_tuples(space: Any, tree: Any) -> Any:

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import reprlib
-import stat
 import struct
 import zipfile
 import zlib
@@ -22,19 +21,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.datasets.columns import Columns, ColumnSpec, RowSource, fill_from_rows
-from relive.datasets.filling import STEP_FIELDS, FinalObs, episode_arrays, require_steps, slice_leaves, write_atomically
-from relive.datasets.untrusted import (
+from relive.datasets.files import (
     MAX_JSON_BYTES,
     dataset_error,
     decode_budget,
+    episode_arrays,
     import_extra,
     parse_json,
     parse_sizes,
+    require_ordered,
     wrap_errors,
+    write_atomically,
+)
+from relive.datasets.filling import (
+    STEP_FIELDS,
+    Columns,
+    ColumnSpec,
+    FinalObs,
+    RowSource,
+    fill_from_rows,
+    slice_leaves,
 )
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
+from relive.schema.checks import check_nonempty
 from relive.schema.fields import Path as FieldPath
 from relive.schema.fields import iter_leaves
 from relive.storage import Memory
@@ -45,10 +55,10 @@ _MAX_DEPTH = 16
 
 
 class Store:
-    """The files of a store by name ("data/img/0.0.0.0"), with a cache of the last decoded chunk per array.
+    """The files of a store by name ("data/img/0.0.0.0").
 
     Args:
-        name: the name of the store, for messages.
+        name: the name of the store, for error messages.
         nbytes: the number of bytes of the store on the disk.
         sizes: the size of each file.
         read_file: a function that reads a file, given its name and size.
@@ -56,23 +66,11 @@ class Store:
 
     def __init__(self, name: str, nbytes: int, sizes: dict[str, int], read_file: Callable[[str, int], bytes]) -> None:
         self.name, self.nbytes, self.sizes, self._read_file = name, nbytes, sizes, read_file
-        self._decoded: dict[str, tuple[int, int, np.ndarray]] = {}
-        """For each array: the number, the bytes and the rows of its last decoded chunk."""
-
-    def chunk_rows(self, array: str, number: int, nbytes: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the rows of a chunk, cached or from `decode`, which returns `nbytes` bytes."""
-        last, _, rows = self._decoded.get(array, (-1, 0, None))
-        if last == number and rows is not None:
-            return rows
-        self._decoded.pop(array, None)
-        if nbytes + sum(chunk_bytes for _, chunk_bytes, _ in self._decoded.values()) > decode_budget(self.nbytes):
-            self._decoded.clear()
-        rows = decode()
-        self._decoded[array] = number, nbytes, rows
-        return rows
+        self._bands: dict[str, tuple[int, int, np.ndarray]] = {}
+        """For each array: the number, the bytes and the rows of the last band that `ZarrArray` has read."""
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """Read a whole file; raises if it is longer than `max_bytes`."""
+        """Read a whole file; raise if it is longer than `max_bytes`."""
         where = f"{self.name}: {name}"
         if self.sizes[name] > max_bytes:
             raise dataset_error(where, f"at most {max_bytes:,} bytes", f"{self.sizes[name]:,}")
@@ -81,6 +79,18 @@ class Store:
         if len(body) != self.sizes[name]:
             raise dataset_error(where, f"{self.sizes[name]} bytes", len(body))
         return body
+
+    def cache_band(self, array: str, number: int, nbytes: int, read_band: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return a band of `nbytes` bytes of an array, cached or from `read_band`."""
+        last_number, _, rows = self._bands.get(array, (-1, 0, None))
+        if last_number == number and rows is not None:
+            return rows
+        self._bands.pop(array, None)
+        if nbytes + sum(band_bytes for _, band_bytes, _ in self._bands.values()) > decode_budget(self.nbytes):
+            self._bands.clear()
+        rows = read_band()
+        self._bands[array] = number, nbytes, rows
+        return rows
 
 
 @contextmanager
@@ -92,7 +102,8 @@ def open_store(path: Path) -> Iterator[Store]:
             return file.read(nbytes + 1)
 
     def read_entry(name: str, nbytes: int) -> bytes:
-        with archive.open(name) as file:  # archive.read would inflate up to 2 GiB before it checks the size
+        # archive.read would inflate up to 2 GiB before it checks the size.
+        with archive.open(name) as file:
             return file.read(nbytes) + file.read(1)
 
     if path.is_dir():
@@ -106,33 +117,39 @@ def open_store(path: Path) -> Iterator[Store]:
 
 
 def _list_files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+    """Yield (name, size) of all files below a folder; raise for links, devices and pipes."""
     if depth > _MAX_DEPTH:
         raise dataset_error(f"{store}: {prefix}", f"at most {_MAX_DEPTH} folders inside each other", "more")
     with os.scandir(folder) as entries:
-        files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MAX_FILES + 1)]
+        files = list(islice(entries, _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
         raise dataset_error(f"{store}: {prefix}", f"at most {_MAX_FILES} files", "more")
-    for name, status in files:
-        if stat.S_ISDIR(status.st_mode):
-            yield from _list_files(folder / name, store, f"{prefix}{name}/", depth + 1)
-        elif stat.S_ISREG(status.st_mode):
-            yield f"{prefix}{name}", status.st_size
+    for entry in files:
+        name = f"{prefix}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _list_files(folder / entry.name, store, f"{name}/", depth + 1)
+        elif entry.is_file(follow_symlinks=False):
+            yield name, entry.stat(follow_symlinks=False).st_size
         else:
-            kind = "a link" if stat.S_ISLNK(status.st_mode) else "a device or pipe"
-            raise dataset_error(f"{store}: {prefix}{name}", "a regular file", kind)
+            kind = "a link" if entry.is_symlink() else "a device or pipe"
+            raise dataset_error(f"{store}: {name}", "a regular file", kind)
 
 
-def _list_entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
+def _list_entries(store: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
+    """Yield (name, decoded size) of all files in a .zip."""
     entries = archive.infolist()
     if len(entries) > _MAX_FILES or len(set(archive.namelist())) != len(entries):
-        raise dataset_error(name, f"at most {_MAX_FILES} files with distinct names", len(entries))
+        raise dataset_error(store, f"at most {_MAX_FILES} files with distinct names", len(entries))
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise dataset_error(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
+            where, expected = f"{store}: {entry.filename}", "an entry that is stored or deflated"
+            raise dataset_error(where, expected, entry.compress_type)
         if not entry.is_dir():
             yield entry.filename, entry.file_size
 
 
+CODECS = ("blosc", "lz4", "zstd", "zlib", "gzip")
+"""The supported compressors."""
 _ZLIB_WINDOWS = {"zlib": 15, "gzip": 31}
 
 _BLOSC_HEADER = struct.Struct("<4B3I")
@@ -141,61 +158,55 @@ _BLOSC_COMPRESSORS = {0: "blosclz", 1: "lz4", 3: "zlib", 4: "zstd"}
 _MAX_BLOSC_SPLITS, _MIN_BLOSC_SPLIT = 16, 128
 
 
-def decode(where: str, kind: str | None, body: Any, nbytes: int) -> np.ndarray:
-    """Decode a chunk of `nbytes` bytes; raises before allocating memory if the chunk has another size.
+def decode(where: str, codec: str | None, body: Any, nbytes: int) -> np.ndarray:
+    """Decode a chunk of `nbytes` bytes; raise before allocating memory if the chunk has another size.
 
     Args:
         where: the name of the chunk, for error messages.
-        kind: the compressor; None if the chunk is not compressed.
+        codec: the compressor; None if the chunk is not compressed.
         body: the bytes of the file.
         nbytes: the decoded size that the array declares.
     """
-    with wrap_errors(where, f"bytes that {kind} wrote"):
-        if kind is None:
+    with wrap_errors(where, f"bytes that {codec} wrote"):
+        if codec is None:
             _require_size(where, len(body), nbytes)
             return np.frombuffer(body, np.uint8)
-        if kind in _ZLIB_WINDOWS:
-            return _inflate(where, body, nbytes, _ZLIB_WINDOWS[kind])
-        _require_size(where, _SIZE_READERS[kind](body), nbytes)
-        if kind == "blosc":
+        if codec in _ZLIB_WINDOWS:
+            stream = zlib.decompressobj(_ZLIB_WINDOWS[codec])
+            decoded = stream.decompress(body, nbytes + 1)
+            if len(decoded) <= nbytes and (not stream.eof or stream.unused_data):
+                raise ValueError("bytes after the end of the stream" if stream.eof else "a stream without its end")
+            _require_size(where, len(decoded), nbytes)
+            return np.frombuffer(decoded, np.uint8)
+        _require_size(where, _read_decoded_size(codec, body), nbytes)
+        if codec == "blosc":
             _require_blosc(body)
         out = np.zeros(nbytes, np.uint8)
-        import_extra("numcodecs", "zarr").get_codec({"id": kind}).decode(body, out=out)
+        import_extra("numcodecs", "zarr").get_codec({"id": codec}).decode(body, out=out)
         return out
 
 
-def _require_size(where: str, stored_bytes: int, nbytes: int) -> None:
-    if stored_bytes != nbytes:
-        raise dataset_error(where, f"{nbytes:,} bytes", f"{stored_bytes:,}")
+def _require_size(where: str, decoded_bytes: int, nbytes: int) -> None:
+    if decoded_bytes != nbytes:
+        raise dataset_error(where, f"{nbytes:,} bytes", f"{decoded_bytes:,}")
 
 
-def _inflate(where: str, body: Any, nbytes: int, window: int) -> np.ndarray:
-    stream = zlib.decompressobj(window)
-    decoded = stream.decompress(body, nbytes + 1)
-    if len(decoded) <= nbytes and (not stream.eof or stream.unused_data):
-        raise ValueError("bytes after the end of the stream" if stream.eof else "a stream without its end")
-    _require_size(where, len(decoded), nbytes)
-    return np.frombuffer(decoded, np.uint8)
-
-
-def _lz4_size(body: Any) -> int:
-    return struct.unpack_from("<I", body)[0]
-
-
-def _zstd_size(body: Any) -> int:
-    magic, head = struct.unpack_from("<IB", body)
+def _read_decoded_size(codec: str, body: Any) -> int:
+    """Return the decoded size in the header of a chunk of blosc, lz4 or zstd."""
+    if codec == "blosc":
+        return _BLOSC_HEADER.unpack_from(body)[4]
+    if codec == "lz4":
+        return struct.unpack_from("<I", body)[0]
+    magic, descriptor = struct.unpack_from("<IB", body)
     if magic != 0xFD2FB528:
         raise ValueError(f"the magic number {magic:08x}")
-    is_single_segment, dictionary = (head >> 5) & 1, (0, 1, 2, 4)[head & 3]
-    width = (is_single_segment, 2, 4, 8)[head >> 6]
-    field = bytes(body[5 + (1 - is_single_segment) + dictionary :][:width])
-    if not width or len(field) < width:
+    is_single_segment, dictionary_bytes = (descriptor >> 5) & 1, (0, 1, 2, 4)[descriptor & 3]
+    width = (is_single_segment, 2, 4, 8)[descriptor >> 6]
+    size = bytes(body[5 + (1 - is_single_segment) + dictionary_bytes :][:width])
+    if not width or len(size) < width:
         raise ValueError("a frame without its size")
-    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
-
-
-def _blosc_size(body: Any) -> int:
-    return _BLOSC_HEADER.unpack_from(body)[4]
+    # A size of two bytes is stored minus 256.
+    return int.from_bytes(size, "little") + (256 if width == 2 else 0)
 
 
 def _require_blosc(body: Any) -> None:
@@ -217,31 +228,22 @@ def _require_blosc(body: Any) -> None:
         return
     if flags >> 5 not in _BLOSC_COMPRESSORS:
         raise ValueError(f"the compressor {flags >> 5}")
-    _require_blosc_blocks(body, -(-nbytes // blocksize), nbytes % blocksize, typesize, blocksize, flags)
-
-
-def _require_blosc_blocks(body: Any, blocks: int, rest: int, typesize: int, blocksize: int, flags: int) -> None:
-    """Raise unless all blocks, and all parts of blocks, are inside the body."""
-    first = _BLOSC_HEADER.size + 4 * blocks
-    if first > len(body):
-        raise ValueError(f"{blocks:,} blocks in {len(body):,} bytes")
+    num_blocks, has_short_block = -(-nbytes // blocksize), nbytes % blocksize > 0
+    data_start = _BLOSC_HEADER.size + 4 * num_blocks
+    if data_start > len(body):
+        raise ValueError(f"{num_blocks:,} blocks in {len(body):,} bytes")
+    # c-blosc compresses a full block of small items in one part per byte of an item, each after its length.
     is_split = (
         not flags & _BLOSC_UNSPLIT_FLAG and typesize <= _MAX_BLOSC_SPLITS and blocksize // typesize >= _MIN_BLOSC_SPLIT
     )
-    for block, start in enumerate(struct.unpack_from(f"<{blocks}i", body, _BLOSC_HEADER.size)):
-        at = start
-        for _ in range(typesize if is_split and not (rest and block == blocks - 1) else 1):
-            if not first <= at <= len(body) - 4:
-                raise ValueError(f"block {block} at byte {at:,} of {len(body):,}")
-            size = struct.unpack_from("<i", body, at)[0]
-            at += 4 + size
-            if size < 0 or at > len(body):
+    for block, position in enumerate(struct.unpack_from(f"<{num_blocks}i", body, _BLOSC_HEADER.size)):
+        for _ in range(typesize if is_split and not (has_short_block and block == num_blocks - 1) else 1):
+            if not data_start <= position <= len(body) - 4:
+                raise ValueError(f"block {block} at byte {position:,} of {len(body):,}")
+            size = struct.unpack_from("<i", body, position)[0]
+            position += 4 + size  # noqa: PLW2901
+            if size < 0 or position > len(body):
                 raise ValueError(f"{size:,} bytes in block {block}, which ends after byte {len(body):,}")
-
-
-_SIZE_READERS: dict[str, Callable[[Any], int]] = {"blosc": _blosc_size, "lz4": _lz4_size, "zstd": _zstd_size}
-CODECS = (*_SIZE_READERS, *_ZLIB_WINDOWS)
-"""The supported compressors."""
 
 
 _MAX_CHUNK_BYTES = 1 << 30
@@ -257,136 +259,139 @@ class ArraySpec(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     chunks: tuple[int, ...]
+    """Shape of a chunk."""
     fill_value: Any
     order: str
+    """ "C" or "F", the order of the numbers in a chunk."""
     codec: str | None
     """The compressor of the chunks; None if they are not compressed."""
-    chunk_name: Callable[[tuple[int, ...]], str]
-    """A function that returns the file name of a chunk, given its coordinates in the grid of chunks."""
+    chunk_prefix: str
+    separator: str
+
+    def chunk_name(self, coordinates: tuple[int, ...]) -> str:
+        """Return the file name of a chunk, given its coordinates in the grid of chunks."""
+        return self.chunk_prefix + self.separator.join(map(str, coordinates))
 
 
 class ZarrArray:
-    """One array of a store."""
+    """An array of a store, read in bands: the rows of all chunks with the same first coordinate."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name, self.where = store, name, f"{store.name}: {name}"
-        parse = _parse_v2 if f"{name}/.zarray" in store.sizes else _parse_v3
-        self.spec = parse(self.where, store, name)
-        self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.spec.shape, self.spec.chunks, strict=True))
-        self._chunk_nbytes = math.prod(self.spec.chunks) * self.spec.dtype.itemsize
+        self.spec = _parse_spec(self.where, store, name)
+        shape, chunks, itemsize = self.spec.shape, self.spec.chunks, self.spec.dtype.itemsize
+        self._grid = tuple(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+        """Number of chunks along each axis."""
         if math.prod(self._grid) > _MAX_CHUNKS + 64 * len(store.sizes):
             raise dataset_error(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
-        needed_bytes = self._chunk_nbytes + (0 if self._is_row_in_one_chunk else self._band_bytes)
+        self._chunk_bytes = math.prod(chunks) * itemsize
+        self._has_one_chunk_per_band = math.prod(self._grid[1:]) == 1
+        self._band_bytes = min(chunks[0], shape[0]) * math.prod(shape[1:]) * itemsize
+        needed_bytes = self._chunk_bytes + (0 if self._has_one_chunk_per_band else self._band_bytes)
         max_bytes = min(_MAX_CHUNK_BYTES, decode_budget(store.nbytes))
         if needed_bytes > max_bytes:
-            raise dataset_error(
-                self.where,
-                f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}",
-                f"{needed_bytes:,}",
-            )
+            expected = f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}"
+            raise dataset_error(self.where, expected, f"{needed_bytes:,}")
 
     @property
     def is_complete(self) -> bool:
         """Whether all chunks are stored; rows of missing chunks have the fill value."""
-        at = itertools.product(*map(range, self._grid))
         return math.prod(self._grid) <= len(self._store.sizes) and all(
-            self._chunk_file(i) in self._store.sizes for i in at
+            f"{self._name}/{self.spec.chunk_name(coordinates)}" in self._store.sizes
+            for coordinates in itertools.product(*map(range, self._grid))
         )
-
-    @property
-    def _is_row_in_one_chunk(self) -> bool:
-        """Whether each row is inside one chunk."""
-        return math.prod(self._grid[1:]) == 1
-
-    @property
-    def _band_bytes(self) -> int:
-        """Bytes of a band: the rows of all chunks with the same first coordinate."""
-        length = min(self.spec.chunks[0], self.spec.shape[0])
-        return length * math.prod(self.spec.shape[1:]) * self.spec.dtype.itemsize
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Read the rows from start to stop, in the byte order of this machine."""
         length = self.spec.chunks[0]
+        nbytes = self._chunk_bytes if self._has_one_chunk_per_band else self._band_bytes
         rows = np.empty((stop - start, *self.spec.shape[1:]), self.spec.dtype.newbyteorder("="))
         for number in range(start // length, -(-stop // length)):
-            first = max(start, number * length)
-            last = min(stop, (number + 1) * length)
-            band = self._chunk_rows(number)
-            rows[first - start : last - start] = band[first - number * length : last - number * length]
+            band_start = number * length
+            first, last = max(start, band_start), min(stop, band_start + length)
+            band = self._store.cache_band(self._name, number, nbytes, lambda number=number: self._read_band(number))
+            rows[first - start : last - start] = band[first - band_start : last - band_start]
         return rows
 
-    def _chunk_rows(self, number: int) -> np.ndarray:
-        """Return the rows of all chunks with the first coordinate `number`."""
-        if self._is_row_in_one_chunk:
-            nbytes, make = self._chunk_nbytes, lambda: self._read_chunk((number, *(0 for _ in self._grid[1:])))
-        else:
-            nbytes, make = self._band_bytes, lambda: self._read_band(number)
-        return self._store.chunk_rows(self._name, number, nbytes, make)
-
     def _read_band(self, number: int) -> np.ndarray:
-        length = min(self.spec.chunks[0], self.spec.shape[0])
-        band = np.empty((length, *self.spec.shape[1:]), self.spec.dtype)
-        for inner in itertools.product(*map(range, self._grid[1:])):
-            starts = [i * chunk for i, chunk in zip(inner, self.spec.chunks[1:], strict=True)]
+        if self._has_one_chunk_per_band:
+            return self._read_chunk((number, *(0 for _ in self._grid[1:])))
+        band = np.empty((min(self.spec.chunks[0], self.spec.shape[0]), *self.spec.shape[1:]), self.spec.dtype)
+        for coordinates in itertools.product(*map(range, self._grid[1:])):
+            starts = [i * chunk for i, chunk in zip(coordinates, self.spec.chunks[1:], strict=True)]
             place = tuple(slice(low, low + chunk) for low, chunk in zip(starts, self.spec.chunks[1:], strict=True))
             part = band[(slice(None), *place)]
-            part[...] = self._read_chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
+            part[...] = self._read_chunk((number, *coordinates))[tuple(slice(size) for size in part.shape)]
         return band
 
-    def _chunk_file(self, at: tuple[int, ...]) -> str:
-        return f"{self._name}/{self.spec.chunk_name(at)}"
-
-    def _read_chunk(self, at: tuple[int, ...]) -> np.ndarray:
-        """Read the part of a chunk that is inside the array."""
-        key, inside = self._chunk_file(at), tuple(map(slice, self.spec.shape))
-        if key not in self._store.sizes:
-            extent = tuple(map(min, self.spec.chunks, self.spec.shape))
-            return np.broadcast_to(self.spec.fill_value, extent)
+    def _read_chunk(self, coordinates: tuple[int, ...]) -> np.ndarray:
+        """Read a chunk, without the rows and columns that lie outside the array."""
+        shape, dtype, chunks, fill_value, order, codec, *_ = self.spec
+        file = f"{self._name}/{self.spec.chunk_name(coordinates)}"
+        if file not in self._store.sizes:
+            return np.broadcast_to(fill_value, tuple(map(min, chunks, shape)))
         # Compressors make incompressible data a little longer.
-        body = self._store.read(key, self._chunk_nbytes + self._chunk_nbytes // 8 + 4096)
-        decoded = decode(f"{self._store.name}: {key}", self.spec.codec, body, self._chunk_nbytes)
-        return decoded.view(self.spec.dtype).reshape(self.spec.chunks, order=self.spec.order)[inside]  # type: ignore[arg-type]
+        body = self._store.read(file, self._chunk_bytes + self._chunk_bytes // 8 + 4096)
+        decoded = decode(f"{self._store.name}: {file}", codec, body, self._chunk_bytes)
+        return decoded.view(dtype).reshape(chunks, order=order)[tuple(map(slice, shape))]  # type: ignore[arg-type]
 
 
-def _parse_v2(where: str, store: Store, name: str) -> ArraySpec:
-    """Parse the metadata of an array of format 2."""
-    metadata = parse_json(f"{where}/.zarray", store.read(f"{name}/.zarray", MAX_JSON_BYTES))
+def _parse_spec(where: str, store: Store, name: str) -> ArraySpec:
+    """Parse the metadata of an array."""
+    is_v2 = f"{name}/.zarray" in store.sizes
+    file = ".zarray" if is_v2 else "zarr.json"
+    metadata = parse_json(f"{where}/{file}", store.read(f"{name}/{file}", MAX_JSON_BYTES))
+    spec = _parse_v2(where, metadata) if is_v2 else _parse_v3(where, metadata)
+    shape, chunks = parse_sizes(f"{where}: shape", spec.shape), parse_sizes(f"{where}: chunks", spec.chunks, 1)
+    if len(shape) != len(chunks) or not shape:
+        raise dataset_error(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
+    if spec.codec is not None and spec.codec not in CODECS:
+        raise dataset_error(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(spec.codec))
+    if spec.separator not in (".", "/"):
+        raise dataset_error(where, "a separator . or /", reprlib.repr(spec.separator))
+    value = metadata.get("fill_value")
+    value = 0 if value is None else _SPECIAL_NUMBERS.get(value, value) if isinstance(value, str) else value
+    try:
+        with np.errstate(all="ignore"):
+            fill_value = np.array(complex(*value) if isinstance(value, list) else value)
+            fill_value = fill_value.astype(spec.dtype, casting="unsafe")
+    except (TypeError, ValueError, OverflowError):
+        raise dataset_error(where, "a number as fill value", reprlib.repr(value)) from None
+    return spec._replace(shape=shape, chunks=chunks, fill_value=fill_value)
+
+
+def _parse_v2(where: str, metadata: dict[str, Any]) -> ArraySpec:
+    """Parse what only format 2 stores in this way; `_parse_spec` checks the rest."""
     dtype = _parse_dtype(where, metadata.get("dtype"), _V2_DTYPE)
     order, filters, codec = (metadata.get(key) for key in ("order", "filters", "compressor"))
     if order not in ("C", "F") or filters:
         raise dataset_error(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
-    if codec is not None:
-        codec = _parse_codec(where, codec.get("id") if isinstance(codec, dict) else codec)
-    shape, chunks = _parse_extents(where, metadata.get("shape"), metadata.get("chunks"))
-    key = _make_chunk_namer(where, metadata.get("dimension_separator", "."), "")
-    return ArraySpec(
-        shape, dtype, chunks, _parse_fill_value(where, metadata.get("fill_value"), dtype), order, codec, key
-    )
+    codec = codec.get("id", "") if isinstance(codec, dict) else codec
+    separator = metadata.get("dimension_separator", ".")
+    return ArraySpec(metadata.get("shape"), dtype, metadata.get("chunks"), None, order, codec, "", separator)  # type: ignore[arg-type]
 
 
-def _parse_v3(where: str, store: Store, name: str) -> ArraySpec:
-    """Parse the metadata of an array of format 3."""
-    metadata = parse_json(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MAX_JSON_BYTES))
+def _parse_v3(where: str, metadata: dict[str, Any]) -> ArraySpec:
+    """Parse what only format 3 stores in this way; `_parse_spec` checks the rest."""
     dtype = _parse_dtype(where, metadata.get("data_type"), _V3_DTYPE)
-    (grid, sizes), (encoding, keys) = (
-        _parse_extension(where, key, metadata.get(key)) for key in ("chunk_grid", "chunk_key_encoding")
-    )
+    grid, grid_settings = _parse_extension(where, "chunk_grid", metadata.get("chunk_grid"))
+    encoding, encoding_settings = _parse_extension(where, "chunk_key_encoding", metadata.get("chunk_key_encoding"))
     if grid != "regular" or encoding not in ("default", "v2") or metadata.get("storage_transformers"):
         raise dataset_error(where, "a regular grid of chunks", f"{grid!r}, {encoding!r}")
     codecs = metadata.get("codecs")
     if not isinstance(codecs, list) or not 1 <= len(codecs) <= 8:
         raise dataset_error(where, "a list of codecs", reprlib.repr(codecs))
-    (first, settings), *rest = (_parse_extension(where, "codec", codec) for codec in codecs)
-    if first != "bytes" or len(rest) > 1:
-        got = ", ".join(repr(codec) for codec in (first, *(codec for codec, _ in rest)))
+    (serializer, settings), *compressors = (_parse_extension(where, "codec", codec) for codec in codecs)
+    if serializer != "bytes" or len(compressors) > 1:
+        got = ", ".join(repr(codec) for codec in (serializer, *(codec for codec, _ in compressors)))
         remedy = "Write it without sharding or transposing."
         raise dataset_error(where, "the codec 'bytes' and one compressor", got, remedy)
     dtype = dtype.newbyteorder(">" if settings.get("endian") == "big" else "<")
-    shape, chunks = _parse_extents(where, metadata.get("shape"), sizes.get("chunk_shape"))
-    codec = _parse_codec(where, rest[0][0]) if rest else None
-    separator = keys.get("separator", "/" if encoding == "default" else ".")
-    key = _make_chunk_namer(where, separator, f"c{separator}" if encoding == "default" else "")
-    return ArraySpec(shape, dtype, chunks, _parse_fill_value(where, metadata.get("fill_value"), dtype), "C", codec, key)
+    codec = compressors[0][0] if compressors else None
+    separator = encoding_settings.get("separator", "/" if encoding == "default" else ".")
+    chunk_prefix = f"c{separator}" if encoding == "default" else ""
+    chunks = grid_settings.get("chunk_shape")
+    return ArraySpec(metadata.get("shape"), dtype, chunks, None, "C", codec, chunk_prefix, separator)  # type: ignore[arg-type]
 
 
 def _parse_dtype(where: str, name: Any, pattern: re.Pattern[str]) -> np.dtype:
@@ -404,36 +409,7 @@ def _parse_extension(where: str, key: str, extension: Any) -> tuple[str, dict[st
     raise dataset_error(where, f"{key} with a name", reprlib.repr(extension))
 
 
-def _parse_codec(where: str, name: Any) -> str:
-    """Return the name of a supported compressor; the settings are not needed, as compressed bytes contain them."""
-    if name not in CODECS:
-        raise dataset_error(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
-    return name
-
-
-def _parse_extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    extents = parse_sizes(f"{where}: shape", shape), parse_sizes(f"{where}: chunks", chunks, 1)
-    if len(extents[0]) != len(extents[1]) or not extents[0]:
-        raise dataset_error(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
-    return extents
-
-
-def _make_chunk_namer(where: str, separator: Any, prefix: str) -> Callable[[tuple[int, ...]], str]:
-    if separator not in (".", "/"):
-        raise dataset_error(where, "a separator . or /", reprlib.repr(separator))
-    return lambda at: prefix + separator.join(map(str, at))
-
-
-def _parse_fill_value(where: str, value: Any, dtype: np.dtype) -> Any:
-    value = 0 if value is None else _SPECIAL_NUMBERS.get(value, value) if isinstance(value, str) else value
-    try:
-        with np.errstate(all="ignore"):
-            return np.array(complex(*value) if isinstance(value, list) else value).astype(dtype, casting="unsafe")
-    except (TypeError, ValueError, OverflowError):
-        raise dataset_error(where, "a number as fill value", reprlib.repr(value)) from None
-
-
-FIELDS_ATTRIBUTE = "relive_fields"
+_FIELDS_ATTRIBUTE = "relive_fields"
 """The attribute of a store in which `to_zarr` saves the field path of each array."""
 
 
@@ -447,7 +423,7 @@ def from_zarr(
     device: torch.device | str | Memory = "cpu",
     seed: int | None = None,
 ) -> Any:
-    """Read a zarr store in diffusion policy's layout, block by block, into a buffer; returns the buffer.
+    """Read a zarr store in diffusion policy's layout, block by block, into a buffer; return the buffer.
 
     The store has an array per column in `data`, with the steps of all episodes, and `meta/episode_ends`. The columns
     "action", "reward", "terminated" and "truncated" are these fields, a column with the name of an extra field of
@@ -489,20 +465,21 @@ class _StoreSource(RowSource):
         self._ends = _read_episode_ends(ZarrArray(store, "meta/episode_ends"), store.nbytes)
         for array in self._arrays.values():
             if array.spec.shape[0] != self._ends[-1]:
-                raise dataset_error(
-                    array.where, f"{self._ends[-1]} rows, the last of meta/episode_ends", array.spec.shape
-                )
+                expected = f"{self._ends[-1]} rows, the last of meta/episode_ends"
+                raise dataset_error(array.where, expected, array.spec.shape)
         if not any(array.is_complete for array in self._arrays.values()):
             raise dataset_error(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
         self._fields = _read_saved_fields(store)
 
     def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
-        return {name: ColumnSpec(array.spec.shape[1:], array.spec.dtype) for name, array in self._arrays.items()}
-
-    def default_path(self, column: str) -> FieldPath:
-        if column in self._fields:
-            return self._fields[column]
-        return (column,) if column in STEP_FIELDS else ("obs", *column.split("/"))
+        return {
+            name: ColumnSpec(
+                array.spec.shape[1:],
+                array.spec.dtype,
+                self._fields.get(name, (name,) if name in STEP_FIELDS else ("obs", *name.split("/"))),
+            )
+            for name, array in self._arrays.items()
+        }
 
     def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         total = int(self._ends[-1])
@@ -516,11 +493,11 @@ class _StoreSource(RowSource):
             return None
         arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in obs}
         for name, array in arrays.items():
-            spec, expected = array.spec, (len(self._ends), *self._arrays[name].spec.shape[1:])
-            if spec.shape != expected or spec.dtype != self._arrays[name].spec.dtype:
-                raise dataset_error(
-                    array.where, f"shape {expected}, and the dtype of data/{name}", f"shape {spec.shape}"
-                )
+            obs_spec = self._arrays[name].spec
+            shape = (len(self._ends), *obs_spec.shape[1:])
+            if array.spec.shape != shape or array.spec.dtype != obs_spec.dtype:
+                expected = f"shape {shape}, and the dtype of data/{name}"
+                raise dataset_error(array.where, expected, f"shape {array.spec.shape}")
         return lambda number: {name: array.read(number, number + 1) for name, array in arrays.items()}
 
 
@@ -554,9 +531,9 @@ def _read_saved_fields(store: Store) -> Mapping[str, FieldPath]:
     if ".zattrs" not in store.sizes:
         return {}
     where = f"{store.name}: .zattrs"
-    fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(FIELDS_ATTRIBUTE, {})
+    fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(_FIELDS_ATTRIBUTE, {})
     if not isinstance(fields, dict):
-        raise dataset_error(where, f"an object in {FIELDS_ATTRIBUTE!r}", reprlib.repr(fields))
+        raise dataset_error(where, f"an object in {_FIELDS_ATTRIBUTE!r}", reprlib.repr(fields))
     for path in fields.values():
         if not isinstance(path, list) or not path or not all(isinstance(part, str) for part in path):
             raise dataset_error(where, "lists of names", reprlib.repr(path))
@@ -564,9 +541,10 @@ def _read_saved_fields(store: Store) -> Mapping[str, FieldPath]:
 
 
 _CHUNK_BYTES = 2_000_000
+"""Bytes of a chunk that `to_zarr` writes."""
 
-Write = Callable[[str, bytes], None]
-"""A function that writes a file of a store by its name."""
+WriteFile = Callable[[str, bytes], None]
+"""A function that writes a file of a store, given its name and bytes."""
 
 
 def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
@@ -580,7 +558,8 @@ def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
         replay: a replay buffer in time order, with at least one step.
         path: the folder, or the .zip, which must not exist.
     """
-    require_steps("to_zarr", replay)
+    require_ordered("to_zarr", replay)
+    check_nonempty("to_zarr", len(replay))
     with write_atomically("to_zarr", path) as unfinished:
         if unfinished.suffix == ".zip":
             with zipfile.ZipFile(unfinished, "x") as archive:
@@ -594,7 +573,7 @@ def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
         _write_store(replay, write)
 
 
-def _write_store(replay: ReplayBuffer, write: Write) -> None:
+def _write_store(replay: ReplayBuffer, write: WriteFile) -> None:
     arrays: dict[str, _ArrayWriter] = {}
     names: dict[FieldPath, str] = {}
     steps = 0
@@ -618,7 +597,7 @@ def _write_store(replay: ReplayBuffer, write: Write) -> None:
         array.finish()
     for group in ("", "data/", "meta/", "meta/final_obs/"):
         write(f"{group}.zgroup", to_json({"zarr_format": 2}))
-    write(".zattrs", to_json({FIELDS_ATTRIBUTE: {name: list(path) for path, name in names.items()}}))
+    write(".zattrs", to_json({_FIELDS_ATTRIBUTE: {name: list(path) for path, name in names.items()}}))
 
 
 def _name_arrays(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
@@ -631,7 +610,7 @@ def _name_arrays(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
 class _ArrayWriter:
     """Writes an array chunk by chunk, along its first axis."""
 
-    def __init__(self, write: Write, name: str, rows: np.ndarray) -> None:
+    def __init__(self, write: WriteFile, name: str, rows: np.ndarray) -> None:
         self._write, self._name = write, name
         self._row_shape, self._dtype = rows.shape[1:], rows.dtype
         row = max(1, int(np.prod(self._row_shape)) * self._dtype.itemsize)
