@@ -31,9 +31,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     rounds: int = parser.parse_args().rounds
     for line in LINES:
-        measure_cost(line)  # the first one reads the files from the disk
+        # The first import reads files from the disk, so it is not counted.
+        measure_cost(line)
     costs: dict[str, list[tuple[float, float]]] = {line: [] for line in LINES}
-    for _ in range(rounds):  # interleaved: other load on the machine affects all of them
+    # Interleaved, so that other load on the machine affects every line.
+    for _ in range(rounds):
         for line in LINES:
             costs[line].append(measure_cost(line))
     medians = {line: tuple(map(median, zip(*pairs, strict=True))) for line, pairs in costs.items()}

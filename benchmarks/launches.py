@@ -82,7 +82,8 @@ def _waits(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool
     if any(word in name for word in WAITING):
         return True
     tensors = [each for each in _flatten((args, kwargs)) if isinstance(each, torch.Tensor)]
-    if name.startswith(("aten.index.", "aten.index_put", "aten._index_put")):  # indexing by flags counts them first
+    if name.startswith(("aten.index.", "aten.index_put", "aten._index_put")):
+        # An index of flags waits: torch counts the flags to know the size of the result.
         indices = [each for each in _flatten(args[1]) if isinstance(each, torch.Tensor)]
         return any(each.dtype in (torch.bool, torch.uint8) for each in indices)
     copies = isinstance(result, torch.Tensor) and name.startswith(("aten._to_copy", "aten.copy", "aten._foreach_copy"))

@@ -37,7 +37,8 @@ def is_busy() -> bool:
     peers were seen a hundred times slower than on an idle machine.
     """
     before = _idle_and_all()
-    if before is None:  # the load of the last minute instead, which includes this process
+    if before is None:
+        # The load of the last minute is a substitute; it includes this process.
         return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.25 * (os.cpu_count() or 1)
     time.sleep(1)
     idle, whole = (now - then for now, then in zip(_idle_and_all() or before, before, strict=True))
@@ -50,7 +51,8 @@ def _idle_and_all() -> tuple[int, int] | None:
     if not stat.exists():
         return None
     ticks = [int(word) for word in stat.read_text().splitlines()[0].split()[1:]]
-    return ticks[3] + ticks[4], sum(ticks[:8])  # idle and waiting for a disk; guests are counted in user time
+    # A core that waits for a disk is idle too. Times of guests are not added: user time contains them.
+    return ticks[3] + ticks[4], sum(ticks[:8])
 
 
 def installed_version(distribution: str) -> str | None:

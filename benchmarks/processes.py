@@ -213,7 +213,7 @@ def work(key: str, shared: Any, kind: str, place: int, is_writer: bool, clock: A
     call = entrant.writer(shared, kind, place) if is_writer else entrant.sampler(shared, kind)
     for _ in range(5):
         call()
-    clock[1 + place + MAX_WORKERS * (not is_writer)] = 1  # ready
+    clock[1 + place + MAX_WORKERS * (not is_writer)] = 1
     while clock[0] == 0:
         time.sleep(0.001)
     count, start = 0, time.perf_counter()

@@ -244,7 +244,8 @@ def pages() -> Iterator[tuple[Path, Mapping[str, Table]]]:
     yield ROOT / "docs" / "guides" / "gpu.md", {"launches": launches}
     for system in json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8")):
         tables = {"adapter": adapter, "trainers": trainers, "calls": calls}
-        if "trainings" not in _kept(system):  # rl-buffer has no trainers
+        # An original without trainers (rl-buffer) has no table of them.
+        if "trainings" not in _kept(system):
             del tables["trainers"]
         beside: dict[str, Table] = {"buffers": buffers} if system == "stable_baselines3" else {}
         yield MIGRATING / f"{system}.md", beside | {name: partial(table, system) for name, table in tables.items()}

@@ -22,10 +22,13 @@ from torch import Tensor, nn
 import relive as rl
 
 PILLARS, STEPS_PER_PILLAR, PILLAR_AT, RADIUS, ROAD = 4, 24, 10, 0.3, 1.5
-SPEED, LAG, WIND = 0.08, 0.7, 0.03  # how far the wheels and the wind move a car sideways, and how slowly wheels turn
+# A car moves sideways by SPEED times the angle of its wheels, which keep LAG of their old angle, and by the WIND.
+SPEED, LAG, WIND = 0.08, 0.7, 0.03
 DEMONSTRATIONS, CHUNK, MODES, BATCH_SIZE, UPDATES = 400, 12, 2, 256, 3_000
-SPREAD = 0.3  # noise of a demonstrator's actions
-COURSES = 500  # roads of an evaluation
+SPREAD = 0.3
+"""Standard deviation of the noise in a demonstrator's actions."""
+COURSES = 500
+"""Number of roads in an evaluation."""
 
 
 class Road:

@@ -27,11 +27,9 @@ from torch.nn import functional
 import relive as rl
 from relive.distributed import ReplayService
 
-ENVS_PER_ACTOR, ROUND, BLOCK = (
-    2,
-    100,
-    25,
-)  # steps that an actor makes with the same weights, and steps per block
+ENVS_PER_ACTOR = 2
+ROUND, BLOCK = 100, 25
+"""Number of steps that an actor makes with the same weights, and of those that it sends at once."""
 CAPACITY, LEARNING_STARTS, BATCH_SIZE, BATCHES_PER_ROUND = 40_000, 1_000, 256, 50
 GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 1e-3, 0.01, 10.0
 

@@ -75,8 +75,8 @@ class Critics(nn.Module):
 
 
 def limited(replay: rl.ReplayBuffer) -> rl.RateLimit:
-    """Limit the rate to one batch per step, in both processes."""
-    ratio = {"samples_per_insert": BATCH_SIZE, "tolerance": 100 * BATCH_SIZE}  # at most a hundred steps apart
+    """Limit the rate to one batch per step; actor and learner may be 100 steps apart."""
+    ratio = {"samples_per_insert": BATCH_SIZE, "tolerance": 100 * BATCH_SIZE}
     return rl.RateLimit(replay, **ratio, min_size=LEARNING_STARTS, timeout=60.0)
 
 

@@ -26,8 +26,11 @@ import relive as rl
 
 NUM_ENVS, GAMMA, LAM, CLIP = 8, 0.98, 0.9, 0.2
 TEACHER_STEPS, NUM_STEPS, TEACHER_EPOCHS, BATCH_SIZE, LEARNING_RATE = 100_000, 64, 8, 256, 1e-3
-NUM_FRAMES, ROUNDS, ROUND_STEPS, STUDENT_EPOCHS = 4, 8, 250, 8  # the student's frames, and the rounds of DAgger
-EPISODES = 50  # episodes that a return is averaged over
+NUM_FRAMES = 4
+"""Number of frames in an observation of the student."""
+ROUNDS, ROUND_STEPS, STUDENT_EPOCHS = 8, 250, 8
+EPISODES = 50
+"""Number of episodes in a mean return."""
 
 Obs = dict[str, Any]
 
@@ -46,7 +49,8 @@ class Positions(gym.ObservationWrapper[Obs, np.int64, np.ndarray]):
         return super().reset(seed=seed, options=options)
 
     def observation(self, observation: np.ndarray) -> Obs:
-        new = NUM_FRAMES if not self.frames else 1  # an episode starts with its first frame several times
+        # The first frame of an episode also stands for the frames before it.
+        new = NUM_FRAMES if not self.frames else 1
         self.frames.extend([observation[[0, 2]]] * new)
         return {"state": observation, "seen": np.stack(self.frames)}
 
@@ -88,7 +92,8 @@ class Student(nn.Module):
         self.actor = mlp(2 * NUM_FRAMES, 2, width=32)
 
     def forward(self, obs: Any) -> Tensor:
-        return self.actor(10.0 * torch.as_tensor(obs["seen"]))  # angles are small, and their differences smaller
+        # The angles are small: ten times as large, they are a better input.
+        return self.actor(10.0 * torch.as_tensor(obs["seen"]))
 
 
 def train_teacher(seed: int, total_steps: int) -> Teacher:

@@ -24,7 +24,8 @@ import relive as rl
 
 NUM_ENVS, CAPACITY, LEARNING_STARTS, BATCH_SIZE = 2, 20_000, 1_000, 128
 GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 1e-3, 0.01, 10.0
-EXPLORATION, LAST_EPSILON = 0.2, 0.02  # epsilon falls from 1 over this share of the training
+# During the first fifth of the training, epsilon falls from 1 to its last value.
+EXPLORATION, LAST_EPSILON = 0.2, 0.02
 
 
 def arguments() -> argparse.Namespace:

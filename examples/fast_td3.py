@@ -91,7 +91,8 @@ def train(seed: int, num_envs: int, total_steps: int, device: torch.device) -> l
     critic_optimizer = torch.optim.Adam(critics.parameters(), LEARNING_RATE)
     replay = rl.ReplayBuffer(ROWS * num_envs, obs=6, action=2, num_envs=num_envs, device=device, seed=seed)
     view = rl.NStep(N_STEP, GAMMA)
-    noise = torch.linspace(*NOISE, num_envs, device=device).unsqueeze(-1)  # from careful to bold
+    # The first environments explore with little noise, the last ones with much.
+    noise = torch.linspace(*NOISE, num_envs, device=device).unsqueeze(-1)
 
     obs, recent, history = env.obs(), torch.zeros((), device=device), []
     for step in range(1, total_steps + 1):
@@ -99,10 +100,12 @@ def train(seed: int, num_envs: int, total_steps: int, device: torch.device) -> l
             action = (actor(obs) + noise * torch.randn(num_envs, 2, device=device)).clamp(-1.0, 1.0)
         next_obs, reward, terminated, truncated = env.step(action)
         replay.add(obs, action, reward, terminated, truncated, next_obs)
-        obs = env.obs()  # next_obs, or the first observation of a new episode
+        # The same as next_obs, except where a new episode has begun.
+        obs = env.obs()
         recent += reward.mean()
         if step % 20 == 0:
-            history.append((step * num_envs, recent.item() / 20))  # the only wait for the device
+            # `item` is the only call of this loop that waits for the device.
+            history.append((step * num_envs, recent.item() / 20))
             print(f"{step * num_envs:9,} transitions   mean reward of a step {history[-1][1]:6.3f}")
             recent.zero_()
         for update in range(UPDATES if step > LEARNING_STARTS else 0):

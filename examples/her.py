@@ -29,7 +29,8 @@ import relive as rl
 
 NUM_BITS, NUM_ENVS, CAPACITY, LEARNING_STARTS, BATCH_SIZE = 15, 8, 100_000, 1_000, 128
 GAMMA, LEARNING_RATE, TARGET_RATE, EPSILON = 0.98, 1e-3, 0.01, 0.1
-WINDOW = 200  # episodes that a success rate is averaged over
+WINDOW = 200
+"""Number of episodes in a success rate."""
 
 Obs = dict[str, Any]
 

@@ -72,7 +72,8 @@ def learn(model: Model, optimizer: torch.optim.Optimizer, replay: rl.ReplayBuffe
     optimizer.zero_grad()
     error.backward()
     optimizer.step()
-    if writes_back:  # the state before each step except the first, which came from the buffer
+    if writes_back:
+        # The state before the first step came from the buffer, so only those before the other steps are new.
         replay.write(batch["step_index"][:, 1:], state=states[:, 1:-1].detach())
 
 
@@ -102,9 +103,8 @@ def train(seed: int, updates: int, *, writes_back: bool) -> list[tuple[int, floa
     )
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
-    unknown = torch.zeros(
-        NUM_ENVS, LATENT
-    )  # the state of an episode's first step, and of steps that no update has used
+    # Every step is stored with a state of zeros, until an update has computed its state.
+    unknown = torch.zeros(NUM_ENVS, LATENT)
 
     curve: list[tuple[int, float]] = []
     obs, _ = env.reset(seed=seed)

@@ -114,7 +114,8 @@ def train(seed: int, total_steps: int) -> list[float]:
     envs = [House(seed * NUM_ENVS + i) for i in range(NUM_ENVS)]
     team = Team()
     optimizer = torch.optim.Adam(team.parameters(), LEARNING_RATE)
-    stats = EpisodeStats(NUM_ENVS, window=total_steps)  # of both agents together, wide enough for every episode
+    # The return of an episode is the sum over both agents. The window is wide enough for every episode.
+    stats = EpisodeStats(NUM_ENVS, window=total_steps)
     each = dict.fromkeys(OBS_SIZES, ())
     rollout = RolloutBuffer(
         NUM_STEPS, NUM_ENVS, obs={agent: {"sees": size, "alive": ()} for agent, size in OBS_SIZES.items()},
@@ -138,7 +139,8 @@ def train(seed: int, total_steps: int) -> list[float]:
                 rewards.append({agent: reward.get(agent, 0.0) for agent in OBS_SIZES})
                 obs[i] = everyone(seen, gone)
                 finals.append(obs[i])
-                if not env.agents:  # the episode is over for all: by the clock, or because each is done
+                if not env.agents:
+                    # The episode is over for both agents: the time limit was reached, or each agent was done.
                     truncated[i], terminated[i] = any(cut.values()), not any(cut.values())
                     obs[i] = everyone(env.reset()[0], {})
             rollout.add(

@@ -97,7 +97,8 @@ class OurRecurrent:
 
     def minibatches(self, num_steps: int) -> Iterable[Any]:
         whole = num_steps == self._shape.num_steps * self._shape.num_envs
-        size = None if whole else num_steps // self._length  # a whole rollout is one batch, tails of episodes included
+        # A whole rollout also has shorter sequences, at the ends of episodes: their number is not known.
+        size = None if whole else num_steps // self._length
         return self._buffer.sequences(self._length, batch_size=size, fields=(*FIELDS, "state"))
 
     def read(self, batch: Any) -> Sequences:

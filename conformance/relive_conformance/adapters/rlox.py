@@ -221,7 +221,7 @@ class RloxCollected:
     """`RolloutCollector`, given an environment that plays a trajectory: an observation is the number of its value."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
-        played: Any = _Played(trajectory)  # its loop asks for a Module, and uses two methods of it
+        played: Any = _Played(trajectory)
         num_envs = self._num_envs = trajectory.reward.shape[1]
         collector = RolloutCollector("", n_envs=num_envs, gamma=gamma, gae_lambda=lam, env=played)
         return lambda: collector.collect(played, len(trajectory.reward))

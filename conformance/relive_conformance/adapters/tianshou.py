@@ -49,7 +49,8 @@ class TianshouGae:
         reward, value = _env_major(trajectory.reward), _env_major(trajectory.value)
         next_value = _env_major(trajectory.next_value * ~trajectory.terminated)
         ended = trajectory.ended.copy()
-        ended[-1] = True  # one scan runs over all environments
+        # Tianshou computes all environments in one scan: the last step of each environment must stop it.
+        ended[-1] = True
         end = _env_major(ended)
 
         def call() -> tuple[Array, Array]:

@@ -44,7 +44,8 @@ from relive_conformance.adapters.off_policy import (
 )
 from relive_conformance.adapters.protocol import Adapter, Array, Trajectory
 
-logging.getLogger("torchrl").setLevel(logging.WARNING)  # it prints a message for every storage
+# TorchRL logs a message for every storage.
+logging.getLogger("torchrl").setLevel(logging.WARNING)
 
 
 class TorchRlGae:

@@ -84,7 +84,8 @@ def check_burn_in(adapter: Adapter) -> None:
         what = f"of a sequence from step {t} with a burn-in of {before}"
         expect_equal(f"real steps {what}", real, range(max(first, t - before), min(last, t + length - 1) + 1))
         expect_equal(f"trained steps {what}", trained, range(t, min(last, t + length - 1) + 1))
-        if batch.train is not None:  # burn-in of any length: a state can only belong to the first position
+        # If the length of the burn-in varies, a stored state can only belong to position 0, which must be a real step.
+        if batch.train is not None:
             expect_equal(f"mask {what}", mask[i], np.arange(before + length) < len(real))
     expect(starts == set(range(10)), "a sequence from every step", f"from {sorted(starts)}")
 
