@@ -16,7 +16,7 @@ import torch
 from relive import lazy
 from relive.checkpoint.snapshot import Rows, SnapshotReader, State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
 from relive.kernels.reader import reader
 from relive.locking import make_lock
@@ -50,7 +50,7 @@ from relive.schema.fields import (
     refuse_mutable,
     refuse_reserved,
 )
-from relive.schema.invariants import require, require_all, require_layout
+from relive.schema.invariants import verify_elements, verify_layout
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.storage import Memory
 from relive.storage.codec import Node
@@ -144,7 +144,7 @@ class DistillationBuffer(StateDictMixin):
             leading_shape = self._leading_shape("obs", obs)
             schema = self._schema if self._columns else self._complete_schema(action, extra, leading_shape)
             for name in extra:
-                schema.require(name)
+                schema.check_declared(name)
             values = {"obs": obs, "action": action, **extra}
             leaves = [
                 leaf
@@ -469,21 +469,21 @@ class DistillationBuffer(StateDictMixin):
         with self._lock:
             ring, schema, round_starts = self._ring, self._schema, self._starts
             columns, fields = self._columns, schema.fields
-            require(ring.capacity == self.capacity, "capacity", self.capacity, ring.capacity)
-            require(0 <= ring.floor <= ring.head, "rows", f"a first row of 0 to {ring.head}", ring.floor)
+            verify(ring.capacity == self.capacity, "capacity", self.capacity, ring.capacity)
+            verify(0 <= ring.floor <= ring.head, "rows", f"a first row of 0 to {ring.head}", ring.floor)
             got = f"0 columns for {ring.head} rows"
-            require(columns or not ring.head, "fields", "columns before the first row", got)
-            require(len(columns) in (0, len(fields)), "fields", f"{len(fields)} columns", len(columns))
+            verify(columns or not ring.head, "fields", "columns before the first row", got)
+            verify(len(columns) in (0, len(fields)), "fields", f"{len(fields)} columns", len(columns))
             for path, field, column in zip(schema.paths, fields, columns, strict=False):
-                require_layout(path_name(path), column, (self.capacity, *field.shape), field.dtype, self.device)
+                verify_layout(path_name(path), column, (self.capacity, *field.shape), field.dtype, self.device)
             is_sorted = all(one <= other for one, other in pairwise([0, *round_starts, ring.head]))
             expected = f"first rows from 0 to {ring.head}, in order"
-            require(round_starts and round_starts[0] == 0 and is_sorted, "rounds", expected, round_starts)
+            verify(round_starts and round_starts[0] == 0 and is_sorted, "rounds", expected, round_starts)
             device_starts = self._device_starts
-            require_layout("rounds", device_starts, (len(round_starts),), torch.int64, self.device)
+            verify_layout("rounds", device_starts, (len(round_starts),), torch.int64, self.device)
             if self.device.type != "meta":  # meta tensors have no values
                 equal = device_starts == torch.tensor(round_starts, device=self.device)
-                require_all(equal, "rounds", "equal first rows on the device", device_starts)
+                verify_elements(equal, "rounds", "equal first rows on the device", device_starts)
             self._random.check()
 
     def __len__(self) -> int:

@@ -101,7 +101,7 @@ def warn_user(message: str, category: type[Warning] = DataWarning) -> None:
 _TAMPERED_REMEDY = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
 
 
-def require(holds: object, where: str, expected: object, got: object) -> None:
+def verify(holds: object, where: str, expected: object, got: object) -> None:
     """Raise an InvariantError unless `holds` is true."""
     if not holds:
         raise InvariantError(explain(where, expected, got, _TAMPERED_REMEDY))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from relive.errors import SchemaError, explain, require
+from relive.errors import SchemaError, explain, verify
 
 if TYPE_CHECKING:
     from relive.checkpoint.snapshot import SnapshotReader
@@ -94,11 +94,11 @@ class Randomness:
     def check(self) -> None:
         """Verify that all draws use one stream."""
         state = self.bits.state
-        require(self.capsule is self.bits.capsule, "generator", "one for native and other draws", "two")
+        verify(self.capsule is self.bits.capsule, "generator", "one for native and other draws", "two")
         # With an even increment the generator would repeat itself too soon.
-        require(state["state"]["inc"] % 2, "generator", "an odd increment", state["state"]["inc"])
+        verify(state["state"]["inc"] % 2, "generator", "an odd increment", state["state"]["inc"])
         for device, generator in self._devices.items():
-            require(generator.device == device, "generator", f"one of {device}", f"one of {generator.device}")
+            verify(generator.device == device, "generator", f"one of {device}", f"one of {generator.device}")
 
     def seed(self) -> int:
         """Draw a seed for another stream."""

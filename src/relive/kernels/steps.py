@@ -39,7 +39,7 @@ class Flattening:
         """Return the leaves of each field that is not staged. Raises if a staged field is passed again."""
         schema, leaves = self._schema, {}
         for name in extra:
-            schema.require(name)
+            schema.check_declared(name)
         names = (*self._positional, *self._named)
         for name, value in zip(names, (*values, *map(extra.get, self._named)), strict=True):
             if name not in staged:

@@ -84,7 +84,7 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
         raise SchemaError(explain("write", f"at least one Mutable field ({names})", "no field", remedy))
     leaves: dict[int, Any] = {}
     for name, value in fields.items():
-        schema.require(name)
+        schema.check_declared(name)
         if name not in mutable.names:
             remedy = "Declare it as rl.Mutable(…), if it is not an observation."
             raise SchemaError(explain(name, f"a Mutable field ({names})", "a field that never changes", remedy))

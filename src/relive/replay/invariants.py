@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from relive.errors import InvariantError, explain
+from relive.errors import InvariantError, explain, verify
 from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 from relive.schema.conversion import path_name
 from relive.schema.invariants import (
     on_host,
     overflow_warnings,
-    require,
-    require_addresses,
-    require_all,
-    require_flags,
-    require_layout,
+    verify_addresses,
+    verify_elements,
+    verify_flags,
+    verify_layout,
 )
 
 if TYPE_CHECKING:
@@ -65,15 +64,15 @@ def _check_form(rows: RowStorage) -> None:
     num_sampleable = rows.rows_per_env + (not rows.stores_next_obs)
     expected = (num_envs, num_sampleable, num_sampleable + schema.deepest_stack - 1)
     got = (ring.num_envs, ring.num_sampleable, ring.slots)
-    require(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
+    verify(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
     lead, copied_leaves = (ring.slots, ring.num_envs), rows.obs_leaves if rows.stores_next_obs else ()
     fields = [*schema.fields, *(schema.fields[i] for i in copied_leaves)]
     ring_forms = Ring.forms(ring.slots, ring.num_envs)
     paths = [*schema.paths, *(rows.next_paths if copied_leaves else ()), *((name,) for name in ring_forms)]
     forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *ring_forms.values()]
     for path, tensor, (shape, dtype) in zip(paths, rows.tensors, forms, strict=True):
-        require_layout(path_name(path), tensor, shape, dtype, rows.device)
-    require_addresses(paths, rows.tensors, rows.addresses)
+        verify_layout(path_name(path), tensor, shape, dtype, rows.device)
+    verify_addresses(paths, rows.tensors, rows.addresses)
 
 
 def _check_heads(rows: RowStorage, host: _HostRows) -> None:
@@ -83,16 +82,16 @@ def _check_heads(rows: RowStorage, host: _HostRows) -> None:
         ("terminated", terminated), ("truncated", truncated), ("first", ring.first), ("open", ring.open),
         ("resetting", ring.resetting),
     ):  # fmt: skip
-        require_flags(name, tensor)
-    require_all(host.floor >= 0, "floor", "a row of at least 0", host.floor)
-    require_all(host.head >= host.floor, "head", "a row of at least the floor", host.head)
+        verify_flags(name, tensor)
+    verify_elements(host.floor >= 0, "floor", "a row of at least 0", host.floor)
+    verify_elements(host.head >= host.floor, "head", "a row of at least the floor", host.head)
     max_head = np.iinfo(np.int64).max // ring.num_envs - 1
-    require_all(host.head <= max_head, "head", f"a row of at most {max_head}, for ids of int64", host.head)
+    verify_elements(host.head <= max_head, "head", f"a row of at most {max_head}, for ids of int64", host.head)
     may_be_open = (host.head > host.floor) & (not rows.stores_next_obs)
-    require_all(may_be_open | ~host.open, "open", "False without a step before the row", host.open)
+    verify_elements(may_be_open | ~host.open, "open", "False without a step before the row", host.open)
     may_reset = (host.open | rows.stores_next_obs | (host.head == host.floor)) & rows.next_step
     expected = "False, except after an end under autoreset=NEXT_STEP"
-    require_all(may_reset | ~host.resetting, "resetting", expected, host.resetting)
+    verify_elements(may_reset | ~host.resetting, "resetting", expected, host.resetting)
 
 
 class _HostRows:
@@ -133,7 +132,7 @@ class _HostRows:
         """Return a mask of rows whose predecessor is in the mask `what`."""
         return np.roll(what, 1, 0) & self.follows
 
-    def require(self, holds: np.ndarray, what: str, expected: str, got: np.ndarray) -> None:
+    def verify(self, holds: np.ndarray, what: str, expected: str, got: np.ndarray) -> None:
         if holds.all():
             return
         slot, env = np.argwhere(~holds)[0].tolist()
@@ -146,13 +145,13 @@ class _HostRows:
 def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
     """Verify the kind of every slot by its distance to the head."""
     ring, kind = rows.ring, host.kind
-    require_all(kind < len(_KIND_NAMES), "kind", f"one of 0 to {len(_KIND_NAMES) - 1}", kind)
-    host.require((kind != EMPTY) | ~host.is_stored, "kind", "a row that was written", kind)
-    require_all((kind == EMPTY) | host.is_stored, "kind", "0 (empty) where no row was written", kind)
+    verify_elements(kind < len(_KIND_NAMES), "kind", f"one of 0 to {len(_KIND_NAMES) - 1}", kind)
+    host.verify((kind != EMPTY) | ~host.is_stored, "kind", "a row that was written", kind)
+    verify_elements((kind == EMPTY) | host.is_stored, "kind", "0 (empty) where no row was written", kind)
     is_open = host.is_newest & host.open
-    host.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
-    host.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
-    host.require(
+    host.verify((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
+    host.verify((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
+    host.verify(
         host.is_sampleable | (kind != TRANSITION),
         "kind",
         f"no transition {ring.num_sampleable} rows before the head",
@@ -161,11 +160,11 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
     # After rows were dropped, the oldest remaining rows lack older frames and only serve later stacks.
     may_be_history = ~host.is_sampleable | host.is_early
     may_be_history |= bool(rows.mutable)  # after a power failure, a row that was being rewritten becomes history
-    host.require(
+    host.verify(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
     )
     if not rows.stores_next_obs:
-        host.require(~(host.is_step & host.is_newest), "kind", "no transition as the newest row", kind)
+        host.verify(~(host.is_step & host.is_newest), "kind", "no transition as the newest row", kind)
 
 
 def _check_episodes(rows: RowStorage, host: _HostRows) -> None:
@@ -173,16 +172,16 @@ def _check_episodes(rows: RowStorage, host: _HostRows) -> None:
     kind, first, final = host.kind, host.first, host.kind == FINAL
     after_final = host.after(final)
     if not rows.next_step:
-        host.require(~(final & (after_final | host.is_oldest)), "kind", "a transition before a final row", kind)
+        host.verify(~(final & (after_final | host.is_oldest)), "kind", "a transition before a final row", kind)
     else:
         # Two final rows: a reset, then an observation from which no step was taken.
         is_second_final = final & after_final
-        host.require(~(final & host.after(is_second_final)), "kind", "at most two final rows in a row", kind)
+        host.verify(~(final & host.after(is_second_final)), "kind", "at most two final rows in a row", kind)
     if rows.stores_next_obs:
-        host.require(first | ~host.is_stored, "first", "a start in every unordered row", first)
+        host.verify(first | ~host.is_stored, "first", "a start in every unordered row", first)
     else:
-        host.require(first | ~after_final, "first", "a start after a final row", first)
-        host.require(~first | ~(host.follows & ~after_final), "first", "a start only after a final row", first)
+        host.verify(first | ~after_final, "first", "a start after a final row", first)
+        host.verify(~first | ~(host.follows & ~after_final), "first", "a start only after a final row", first)
 
 
 def _check_ends(rows: RowStorage, host: _HostRows) -> None:
@@ -192,34 +191,34 @@ def _check_ends(rows: RowStorage, host: _HostRows) -> None:
     after_end = host.after(ended)
     if rows.stores_next_obs:
         is_reset = host.follows & (kind == FINAL)
-        host.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
+        host.verify(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
         is_closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
-        host.require(is_closed | ~after_end, "kind", "final after an end", kind)
+        host.verify(is_closed | ~after_end, "kind", "final after an end", kind)
     if not rows.next_step:
         return
     # The next step after an end resets, unless a later `cut()`, which is not stored, has cancelled it.
     stored = host.head > host.floor
     ended_before_head = stored & ended[np.maximum(host.head - 1, 0) % ring.slots, np.arange(ring.num_envs)]
     expected = "False, except after an end in the newest row"
-    require_all(ended_before_head | ~(host.resetting & stored), "resetting", expected, host.resetting)
-    require_all(host.resetting | ~(ended_before_head & host.open), "resetting", "True after an end", host.resetting)
+    verify_elements(ended_before_head | ~(host.resetting & stored), "resetting", expected, host.resetting)
+    verify_elements(host.resetting | ~(ended_before_head & host.open), "resetting", "True after an end", host.resetting)
 
 
 def _check_counts(rows: RowStorage, host: _HostRows) -> None:
     """Verify that the counts of transitions agree with the kinds."""
     num_transitions = np.count_nonzero(host.kind == TRANSITION, axis=0)
-    require_all(host.count == num_transitions, "count", "the number of transitions", host.count)
+    verify_elements(host.count == num_transitions, "count", "the number of transitions", host.count)
 
 
 def check_kernels(backend: Backend) -> None:
     """Verify that a backend's kernels agree with the ring's tensors."""
     ring = backend.ring
     count = int(ring.count.sum())
-    require(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
+    verify(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
     # A sample of slots of every environment suffices: ids are computed from the head.
     stride = ring.kind.numel() // _MAX_COMPARED_ROWS + 1
     slot, env = (ring.kind[::stride] == TRANSITION).nonzero(as_tuple=True)
     slots = slot * stride * ring.num_envs + env
     ids = backend.ids(slots)
-    require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)
+    verify_elements(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relive import kernels, lazy
-from relive.errors import InvariantError, explain
+from relive.errors import InvariantError, explain, verify
 from relive.kernels.priority import NativeTree
 from relive.replay.backend import Backend, ChangedSlots, never_issued_error
 from relive.replay.continuity import ContinuityStats
@@ -20,7 +20,6 @@ from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
 from relive.schema.assembly import assemble, assembler
 from relive.schema.fields import Stacked, caller_shape
-from relive.schema.invariants import require
 
 if TYPE_CHECKING:
     from relive.replay.samplers import Sampler
@@ -165,9 +164,7 @@ class NativeBackend(Backend):
     def check(self) -> None:
         super().check()
         if self._few_slots is not None:
-            require(
-                torch.equal(self._few_slots, self.stored()), "few transitions", "those of the ring", self._few_slots
-            )
+            verify(torch.equal(self._few_slots, self.stored()), "few transitions", "those of the ring", self._few_slots)
 
     def recover(self) -> None:
         if self._write_back is not None:

@@ -10,14 +10,14 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.errors import SchemaError, explain
+from relive.errors import SchemaError, explain, verify
 from relive.kernels.steps import Flattening
 from relive.replay.row_storage import RowStorage
 from relive.schema.autoreset import true_next_obs
 from relive.schema.checks import check_keys
 from relive.schema.conversion import EnvIdConverter, as_tensor, path_name
 from relive.schema.fields import caller_shape
-from relive.schema.invariants import require, require_layout
+from relive.schema.invariants import verify_layout
 
 _NO_FIELDS: dict[str, Any] = {}
 
@@ -43,7 +43,7 @@ class StepInput:
         """Copy fields of the next step."""
         schema, rows, staged = self._schema, self._rows, {}
         for name, value in values.items():
-            schema.require(name)
+            schema.check_declared(name)
             if name in self.staged:
                 raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
             leaves = zip(schema.leaf_indices[name], schema.flatten(name, value), strict=True)
@@ -115,7 +115,7 @@ class StepInput:
         """Verify that staged leaves match the schema."""
         schema, rows = self._schema, self._rows
         for name, leaves in self.staged.items():
-            require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
+            verify(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 shape = (*rows.leading_shape, *caller_shape(schema.fields[i]))
-                require_layout(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, rows.device)
+                verify_layout(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, rows.device)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.errors import SchemaError
+from relive.errors import SchemaError, verify
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.torch_ops import add_axes
@@ -20,7 +20,7 @@ from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
 from relive.schema.conversion import as_indexable, as_numpy_if_cpu, numpy_view
 from relive.schema.fields import Stacked
-from relive.schema.invariants import require, require_all
+from relive.schema.invariants import verify_elements
 
 
 class DeviceBackend(Backend):
@@ -84,7 +84,7 @@ class DeviceBackend(Backend):
             self._check_is_empty(bool((self.ring.head > self.ring.floor).any()))
 
     def _check_is_empty(self, has_rows: bool) -> None:
-        require(self.is_empty != has_rows, "is_empty", f"{not has_rows}, as the heads show", self.is_empty)
+        verify(self.is_empty != has_rows, "is_empty", f"{not has_rows}, as the heads show", self.is_empty)
 
 
 class TorchBackend(DeviceBackend):
@@ -237,7 +237,7 @@ class TorchBackend(DeviceBackend):
         self._uniform_index.check()
         if self._row_table is not None:
             ids = self._row_table[2]
-            require_all(ids == self.ring.ids(), "ids of slots", "the ids of the rows", ids)
+            verify_elements(ids == self.ring.ids(), "ids of slots", "the ids of the rows", ids)
 
 
 class UniformIndex:
@@ -312,9 +312,9 @@ class UniformIndex:
         places = (first + number * ring.num_envs) % ring.size
         expected = rebuilt._entries.view(-1, ring.slots, ring.num_envs)
         is_right = (self._entries[:, places] == expected).all(0) | (number >= ring.count)
-        require_all(is_right, "uniform index", "the transitions of each environment", self._entries[-1][places])
+        verify_elements(is_right, "uniform index", "the transitions of each environment", self._entries[-1][places])
         drawable = (ring.kind == TRANSITION).sum()
-        require_all(self._total == drawable.clamp(min=1), "uniform index", "the number of transitions", self._total)
+        verify_elements(self._total == drawable.clamp(min=1), "uniform index", "the number of transitions", self._total)
 
 
 class WrittenStep(NamedTuple):

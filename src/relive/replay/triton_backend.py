@@ -36,7 +36,7 @@ from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.torch_backend import DeviceBackend
 from relive.schema.assembly import assemble
 from relive.schema.fields import Field, Stacked
-from relive.schema.invariants import require_all
+from relive.schema.invariants import verify_elements
 
 
 class TritonBackend(DeviceBackend):
@@ -137,7 +137,7 @@ class TritonBackend(DeviceBackend):
     def check(self) -> None:
         super().check()
         expected = group_totals(self.ring.count)
-        require_all(self._totals == expected, "totals of groups", "the sums of counts", self._totals)
+        verify_elements(self._totals == expected, "totals of groups", "the sums of counts", self._totals)
 
     def _check_is_empty(self, has_rows: bool) -> None:
         if not self._may_be_replayed:

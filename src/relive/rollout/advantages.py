@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards_message, warn_user
+from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards_message, verify, warn_user
 from relive.estimators import gae
 from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Storage
@@ -18,7 +18,7 @@ from relive.schema.assembly import field_value
 from relive.schema.autoreset import final_observations, host_flags
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
 from relive.schema.fields import DTYPES, ROLLOUT_BATCH_FIELDS, Field, Path, agent_leaves, named_leaves
-from relive.schema.invariants import require, require_layout, same_bits
+from relive.schema.invariants import same_bits, verify_layout
 from relive.storage.codec import Node
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
@@ -284,9 +284,9 @@ class FinalObservations:
         for finals in self.steps:
             for path, field, leaf in zip(paths, self._fields, finals.leaves, strict=True):
                 shape = (len(finals.envs), *field.shape)
-                require_layout(f"final_{path} of step {finals.step}", leaf, shape, field.dtype, storage.device)
+                verify_layout(f"final_{path} of step {finals.step}", leaf, shape, field.dtype, storage.device)
         positions = self.positions
-        require(
+        verify(
             positions == sorted(set(positions)), "final_obs", "one for each (step, environment), in order", positions
         )
         if not storage.has_values:
@@ -294,7 +294,7 @@ class FinalObservations:
         terminated, truncated = (storage.flag(name)[: storage.num_stored] for name in ("terminated", "truncated"))
         truncated_steps = set(map(tuple, (truncated & ~terminated).nonzero().tolist()))
         unexpected_positions = [position for position in positions if position not in truncated_steps]
-        require(not unexpected_positions, "final_obs", "(step, environment) of truncated steps", unexpected_positions)
+        verify(not unexpected_positions, "final_obs", "(step, environment) of truncated steps", unexpected_positions)
 
 
 class LastStep:
@@ -352,7 +352,7 @@ class LastStep:
         for name, leaves in self.leaves.items():
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 row = storage.tensors[i][storage.num_stored]
-                require(same_bits(leaf, row), f"last_{path_name(schema.paths[i])}", leaf.tolist(), row.tolist())
+                verify(same_bits(leaf, row), f"last_{path_name(schema.paths[i])}", leaf.tolist(), row.tolist())
 
 
 def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dict[Path, torch.Tensor]:

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive import kernels, lazy
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.errors import InvariantError, NotReadyError, SchemaError, explain
+from relive.errors import InvariantError, NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
 from relive.kernels.sequences import StepFlags, reset_rows
 from relive.kernels.steps import Flattening, row_writer
@@ -20,14 +20,7 @@ from relive.schema.assembly import assemble, select_leaves
 from relive.schema.checks import check_nonempty
 from relive.schema.conversion import convert, misaligned_error, normalize_bools, path_name
 from relive.schema.fields import OPTIONAL_ROLLOUT_FIELDS, Path, Schema, parse_path
-from relive.schema.invariants import (
-    overflow_warnings,
-    require,
-    require_addresses,
-    require_all,
-    require_flags,
-    require_layout,
-)
+from relive.schema.invariants import overflow_warnings, verify_addresses, verify_elements, verify_flags, verify_layout
 from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
 from relive.storage import Memory
@@ -110,7 +103,7 @@ class Storage:
             if self.num_stored and name in self.omitted:
                 raise _optional_field_error(name, first=False)
         for name, value in fields.items():
-            self.schema.require(name)
+            self.schema.check_declared(name)
             if name in self.staged:
                 raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
             if value is None:
@@ -344,16 +337,16 @@ class Storage:
         schema, steps = self.schema, self.num_stored
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             shape = (self._num_rows, self.num_envs, *field.shape)
-            require_layout(path_name(path), tensor, shape, field.dtype, self.device)
+            verify_layout(path_name(path), tensor, shape, field.dtype, self.device)
         if not self.is_exposed:  # the tensors of exposed memory may move; `write` then rebinds them
-            require_addresses(schema.paths, self.tensors, self._addresses)
+            verify_addresses(schema.paths, self.tensors, self._addresses)
         max_steps = self._num_rows - 1
-        require(0 <= steps <= max_steps, "num_stored", f"0 to {max_steps} steps", steps)
+        verify(0 <= steps <= max_steps, "num_stored", f"0 to {max_steps} steps", steps)
         staged, omitted = sorted(self.staged), sorted(self.omitted)
-        require(not steps or not self.staged & self.omitted, "staged fields", f"none of {omitted}", staged)
+        verify(not steps or not self.staged & self.omitted, "staged fields", f"none of {omitted}", staged)
         names = schema.names
-        require(self.staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", staged)
-        require(not staged or steps < max_steps, "staged fields", "no staged fields in a full rollout", staged)
+        verify(self.staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", staged)
+        verify(not staged or steps < max_steps, "staged fields", "no staged fields in a full rollout", staged)
         self._check_attached()
         for message in overflow_warnings(self.overflowed):
             raise InvariantError(message)
@@ -363,14 +356,14 @@ class Storage:
         steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, leaf in self.attached.items():
             is_present = path[0] in self.schema.names and path[0] not in self.omitted
-            require(not is_present, path_name(path), "a name that no field has", "the name of a field")
+            verify(not is_present, path_name(path), "a name that no field has", "the name of a field")
             if path in declared_leaves:
-                require(leaf is declared_leaves[path], path_name(path), "the memory of the field", "other memory")
+                verify(leaf is declared_leaves[path], path_name(path), "the memory of the field", "other memory")
                 continue
             shape = (self._num_rows, self.num_envs, *leaf.shape[2:])
-            require_layout(path_name(path), leaf, shape, leaf.dtype, self.device)
+            verify_layout(path_name(path), leaf, shape, leaf.dtype, self.device)
             if self.has_values:
-                require_all(leaf[steps:] == 0, path_name(path), f"zeros after step {steps - 1}", leaf[steps:])
+                verify_elements(leaf[steps:] == 0, path_name(path), f"zeros after step {steps - 1}", leaf[steps:])
 
 
 def _optional_field_error(name: str, first: bool) -> SchemaError:
@@ -518,14 +511,14 @@ class EpisodeFlags:
         storage, steps = self._storage, self._storage.num_stored
         first_masks = {"resetting": self.first_resets, "starting": self.first_starts}
         for name, flags in first_masks.items():
-            require_layout(name, flags, (storage.num_envs,), torch.bool, storage.device)
+            verify_layout(name, flags, (storage.num_envs,), torch.bool, storage.device)
         ends = {"terminated": self.terminated[:steps], "truncated": self.truncated[:steps]}
         if not storage.has_values:
             return
         for name, flags in {**ends, **first_masks}.items():
-            require_flags(name, flags)
+            verify_flags(name, flags)
         is_allowed = ~self.first_resets | self.has_reset_rows
-        require_all(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.first_resets)
+        verify_elements(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.first_resets)
         if self.is_observed and self.has_reset_rows:
             actual, expected = self._next_resets, self.resets(steps + 1)[-1:]
-            require_all(actual == expected, "next resets", "the resets that follow from the stored flags", actual)
+            verify_elements(actual == expected, "next resets", "the resets that follow from the stored flags", actual)

@@ -135,7 +135,12 @@ def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:
 
 
 def true_next_obs(
-    step: Any, mode: AutoresetMode | None, schema: Schema, lead: tuple[int, ...], device: torch.device, obs: Any = None
+    step: Any,
+    mode: AutoresetMode | None,
+    schema: Schema,
+    leading_shape: tuple[int, ...],
+    device: torch.device,
+    obs: Any = None,
 ) -> tuple[tuple[Any, ...], Any, Any, Any]:
     """Return the leaves of the true next observation, before any reset, and reward, terminated and truncated.
 
@@ -145,12 +150,12 @@ def true_next_obs(
     leaves = schema.flatten("obs", next_obs)
     if mode is not AutoresetMode.SAME_STEP:
         return leaves, reward, terminated, truncated
-    ends = np.logical_or(*host_flags({"terminated": terminated, "truncated": truncated}, lead, device))
+    ends = np.logical_or(*host_flags({"terminated": terminated, "truncated": truncated}, leading_shape, device))
     envs = ends.nonzero()[0].tolist()
     if not envs:
         return leaves, reward, terminated, truncated
     refuse_reused_obs(schema, obs, next_obs)
-    final_envs, finals = final_observations(info, envs, schema, lead, device)
+    final_envs, finals = final_observations(info, envs, schema, leading_shape, device)
     if len(final_envs) < len(envs):
         missing_env = next(env for env in envs if env not in final_envs)
         remedy = "Make the environment provide it, or pass the true next_obs to add."
@@ -162,25 +167,27 @@ def true_next_obs(
                 remedy,
             )
         )
-    next_leaves = [leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, lead, device, prefix="next_")]
+    next_leaves = [
+        leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, leading_shape, device, prefix="next_")
+    ]
     for leaf, final in zip(next_leaves, finals, strict=True):
-        as_numpy_if_cpu(as_indexable(leaf))[final_envs if lead else ...] = as_numpy_if_cpu(as_indexable(final))
+        as_numpy_if_cpu(as_indexable(leaf))[final_envs if leading_shape else ...] = as_numpy_if_cpu(as_indexable(final))
     return tuple(next_leaves), reward, terminated, truncated
 
 
-def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
+def host_flags(flags: Mapping[str, Any], leading_shape: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
     """Return flags of a step as arrays [N] on the host; synchronises for tensors of another device."""
     arrays: list[np.ndarray] = []
     for name, flag in flags.items():
         if (
-            type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()
+            type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == leading_shape != ()
         ):  # an array of flags, of a vector environment
             arrays.append(flag)
-        elif not lead and (flag is True or flag is False):  # a single flag, of a single environment
+        elif not leading_shape and (flag is True or flag is False):  # a single flag, of a single environment
             arrays.append(np.array([flag]))
         else:
             flag_device = device if isinstance(flag, torch.Tensor) else _HOST
-            arrays.append(convert(name, FLAG_FIELD, flag, lead, flag_device).view(-1).cpu().numpy())
+            arrays.append(convert(name, FLAG_FIELD, flag, leading_shape, flag_device).view(-1).cpu().numpy())
     return arrays
 
 
@@ -193,7 +200,7 @@ def is_vector(env: Any) -> bool:
 
 
 def final_observations(
-    info: Mapping[str, Any], envs: list[int], schema: Schema, lead: tuple[int, ...], device: torch.device
+    info: Mapping[str, Any], envs: list[int], schema: Schema, leading_shape: tuple[int, ...], device: torch.device
 ) -> tuple[list[int], list[torch.Tensor]]:
     """Look up final observations of `envs` in `info`; return the K environments that have one, and leaves [K, …].
 
@@ -206,11 +213,11 @@ def final_observations(
         return [], []
     finals = _without_masks(info[key], schema.trees["obs"])
     final_envs = envs
-    if lead and (mask := info.get(f"_{key}")) is not None:
+    if leading_shape and (mask := info.get(f"_{key}")) is not None:
         mask_device = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
         flags = as_tensor(f"info: _{key}", mask, mask_device).tolist()
         final_envs = [env for env in envs if env < len(flags) and flags[env]]
-    if lead and _is_per_environment(finals):
+    if leading_shape and _is_per_environment(finals):
         final_obs_by_env = {env: _env_entry(finals, env) for env in final_envs}
         final_envs = [env for env in final_envs if final_obs_by_env[env] is not None]
         leaves = [
@@ -220,19 +227,19 @@ def final_observations(
     if not final_envs:
         return [], []
     return final_envs, convert_leaves(
-        schema, "obs", finals, lead, device, final_envs if lead else None, prefix="final_"
+        schema, "obs", finals, leading_shape, device, final_envs if leading_shape else None, prefix="final_"
     )
 
 
 def info_numbers(
-    info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device, mode: AutoresetMode | None
+    info: Mapping[str, Any], name: str, leading_shape: tuple[int, ...], device: torch.device, mode: AutoresetMode | None
 ) -> torch.Tensor | None:
     """Return the numbers `info[name]`, float64 [N], 0 for environments without one; None without any.
 
     SAME_STEP environments store the info of an episode's last step in "final_info": a dict like the info, or an object
     array with a dict or None per environment. The other entries then belong to the reset.
     """
-    numbers = _read_numbers(info, name, lead, device)
+    numbers = _read_numbers(info, name, leading_shape, device)
     finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
     if finals is None:
         return numbers
@@ -242,26 +249,30 @@ def info_numbers(
             [env_info is not None for env_info in finals],
         )
     else:
-        ended = info.get("_final_info", np.ones(lead, dtype=np.bool_))
-    last = _read_numbers(finals, name, lead, device)
+        ended = info.get("_final_info", np.ones(leading_shape, dtype=np.bool_))
+    last = _read_numbers(finals, name, leading_shape, device)
     if numbers is None and last is None:
         return None
-    zeros = torch.zeros(lead, dtype=torch.float64, device=device)
-    flags = convert('info["_final_info"]', FLAG_FIELD, ended, lead, device)
+    zeros = torch.zeros(leading_shape, dtype=torch.float64, device=device)
+    flags = convert('info["_final_info"]', FLAG_FIELD, ended, leading_shape, device)
     return torch.where(flags, zeros if last is None else last, zeros if numbers is None else numbers)
 
 
 def _read_numbers(
-    info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device
+    info: Mapping[str, Any], name: str, leading_shape: tuple[int, ...], device: torch.device
 ) -> torch.Tensor | None:
     value = info.get(name)
     if value is None:
         return None
     if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object):
         value = [0.0 if entry is None else entry for entry in value]
-    numbers = convert(f"info[{name!r}]", NUMBER_FIELD, value, lead, device)
+    numbers = convert(f"info[{name!r}]", NUMBER_FIELD, value, leading_shape, device)
     mask = info.get(f"_{name}")
-    return numbers if mask is None else numbers.where(convert(f"info['_{name}']", FLAG_FIELD, mask, lead, device), 0.0)
+    return (
+        numbers
+        if mask is None
+        else numbers.where(convert(f"info['_{name}']", FLAG_FIELD, mask, leading_shape, device), 0.0)
+    )
 
 
 def _without_masks(finals: Any, tree: Tree) -> Any:

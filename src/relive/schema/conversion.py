@@ -25,37 +25,43 @@ def convert(
     where: str,
     field: Field,
     value: Any,
-    lead: tuple[int, ...],
+    leading_shape: tuple[int, ...],
     device: torch.device,
     rows: list[int] | None = None,
     *,
     unit: str = "environments",
     overflowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Convert `value` to a plain contiguous tensor of the field's dtype [*lead, *field.shape].
+    """Convert `value` to a plain contiguous tensor of the field's dtype [*leading_shape, *field.shape].
 
     A tensor must be on `device`; arrays and numbers are moved there. With `rows`, only these rows of the first axis are
     converted. Finite numbers that become infinite are refused on the CPU and counted in `overflowed` on other devices.
     """
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
-    if rows is None and is_converted(field, value, (*lead, *field.shape), device):
+    if rows is None and is_converted(field, value, (*leading_shape, *field.shape), device):
         return normalize_bools(value)
     tensor = as_tensor(where, value, device)
-    _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
+    _check_shape(where, tuple(tensor.shape), (*leading_shape, *field.shape), leading_shape, unit)
     if rows is not None:
         tensor = tensor[torch.tensor(rows, dtype=torch.int64, device=tensor.device)]
     return _cast(where, tensor, field.dtype, overflowed).contiguous().to(device)
 
 
 def convert_leaves(
-    schema: Schema, name: str, value: Any, lead: tuple[int, ...], device: torch.device, rows: list[int] | None = None,
-    *, prefix: str = "", unit: str = "environments",
+    schema: Schema, name: str, value: Any, leading_shape: tuple[int, ...], device: torch.device,
+    rows: list[int] | None = None, *, prefix: str = "", unit: str = "environments",
 ) -> list[torch.Tensor]:  # fmt: skip
     """Flatten and convert a value of the field `name`; errors put `prefix` before the field's name."""
     return [
         convert(
-            prefix + path_name(schema.paths[i]), caller_field(schema.fields[i]), leaf, lead, device, rows, unit=unit
+            prefix + path_name(schema.paths[i]),
+            caller_field(schema.fields[i]),
+            leaf,
+            leading_shape,
+            device,
+            rows,
+            unit=unit,
         )
         for i, leaf in zip(schema.leaf_indices[name], schema.flatten(name, value, prefix + name), strict=True)
     ]
@@ -239,20 +245,22 @@ def copy_snapshot(where: str, snapshot: Mapping[str, torch.Tensor], like: Mappin
     return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
 
 
-def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...], unit: str) -> None:
+def _check_shape(
+    where: str, got: tuple[int, ...], expected: tuple[int, ...], leading_shape: tuple[int, ...], unit: str
+) -> None:
     if got == expected:
         return
     if got == (*expected, 1):
         remedy = "Squeeze the last axis."
     elif got == (1, *expected):
         remedy = "Squeeze the first axis."
-    elif lead and got == expected[1:]:
+    elif leading_shape and got == expected[1:]:
         remedy = f"Pass a row for each of the {unit}."
-    elif not lead and got[1:] == expected:
+    elif not leading_shape and got[1:] == expected:
         remedy = "Pass one environment's value, or declare num_envs."
     else:
         remedy = "Pass the declared shape."
-    suffix = f" for {lead[0]} {unit}" if len(lead) == 1 and lead[0] != 1 else ""
+    suffix = f" for {leading_shape[0]} {unit}" if len(leading_shape) == 1 and leading_shape[0] != 1 else ""
     raise SchemaError(explain(where, f"shape {expected}{suffix}", got, remedy))
 
 

@@ -369,7 +369,7 @@ class Schema:
         """Number of frames of the largest stack; 1 without stacked fields."""
         return max((field.k for field in self.fields if isinstance(field, Stacked)), default=1)
 
-    def require(self, name: str) -> None:
+    def check_declared(self, name: str) -> None:
         """Raise if `name` was not declared."""
         if name not in self.leaf_indices:
             names = ", ".join(self.names)

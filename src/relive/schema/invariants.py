@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from relive.errors import explain, require
+from relive.errors import explain, verify
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path
 
@@ -17,35 +17,37 @@ def on_host(values: torch.Tensor | np.ndarray) -> np.ndarray:
     return values.cpu().numpy() if isinstance(values, torch.Tensor) else values
 
 
-def require_all(holds: torch.Tensor | np.ndarray, where: str, expected: object, got: torch.Tensor | np.ndarray) -> None:
+def verify_elements(
+    holds: torch.Tensor | np.ndarray, where: str, expected: object, got: torch.Tensor | np.ndarray
+) -> None:
     """Raise unless a condition holds everywhere; the error names the first violation's place and value."""
     holds = on_host(holds)
     if not holds.all():
         place = np.argwhere(~holds)[0].tolist()
-        require(False, f"{where}{place or ''}", expected, got[tuple(place)].item())
+        verify(False, f"{where}{place or ''}", expected, got[tuple(place)].item())
 
 
-def require_layout(
+def verify_layout(
     where: str, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> None:
     """Raise unless a tensor is contiguous and has this shape, dtype and device."""
     got = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
     expected = f"{dtype} of shape {tuple(shape)} on {device}"
-    require(got == expected, where, expected, got)
-    require(tensor.is_contiguous(), where, "contiguous memory", f"strides {tensor.stride()}")
+    verify(got == expected, where, expected, got)
+    verify(tensor.is_contiguous(), where, "contiguous memory", f"strides {tensor.stride()}")
 
 
-def require_flags(where: str, flags: torch.Tensor) -> None:
+def verify_flags(where: str, flags: torch.Tensor) -> None:
     """Raise unless every byte of a bool tensor is 0 or 1."""
     as_bytes = on_host(flags.view(torch.uint8))
-    require_all(as_bytes <= 1, where, "a flag of 0 or 1", as_bytes)
+    verify_elements(as_bytes <= 1, where, "a flag of 0 or 1", as_bytes)
 
 
-def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], addresses: Iterable[int]) -> None:
+def verify_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], addresses: Iterable[int]) -> None:
     """Raise unless every tensor is at the address that the native core uses."""
     for path, tensor, address in zip(paths, tensors, addresses, strict=True):
         actual_address = tensor.data_ptr()
-        require(
+        verify(
             actual_address == address,
             f"memory of {path_name(path)}",
             f"the address {address}, which the buffer writes to",

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from relive import kernels
-from relive.errors import SchemaError, explain
+from relive.errors import SchemaError, explain, verify
 from relive.schema.checks import check_positive_int
 from relive.schema.conversion import as_device, convert, convert_env_ids
 from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Field
-from relive.schema.invariants import require, require_all, require_layout
+from relive.schema.invariants import verify_elements, verify_layout
 from relive.schema.suggestions import suggests_keywords
 from relive.statistics import counting
 from relive.storage.allocator import require_memory
@@ -241,28 +241,28 @@ class EpisodeStats(counting.Accumulator):
             shapes = {"open": (len(self._sums), envs), "ring": (self.window + 1, columns), "counts": (2,)}
             for name, tensor in self._tensors.items():
                 dtype = torch.int64 if name == "counts" else torch.float64
-                require_layout(f"stats: {name}", tensor, shapes[name], dtype, self.device)
+                verify_layout(f"stats: {name}", tensor, shapes[name], dtype, self.device)
             if self.device.type != "meta":  # meta tensors have no values
                 self._check_counts()
 
     def _check_counts(self) -> None:
         episodes, steps = self._tensors["counts"].tolist()
-        require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
-        require(steps <= _MAX_STEPS, "stats: steps", "at most 2^53", steps)
+        verify(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
+        verify(steps <= _MAX_STEPS, "stats: steps", "at most 2^53", steps)
         running, finished_rows = self._tensors["open"][1], self._finished_rows()
-        require_all(
+        verify_elements(
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
         )
         step, length, flags = finished_rows[:, 0], finished_rows[:, 2], finished_rows[:, 1 + len(self._sums) :]
         is_whole = (length >= 1) & (length == length.floor()) & (length <= step)
-        require_all(is_whole, "stats: length", "a whole number of the counted steps", length)
-        require_all(step.diff() >= 0, "stats: step", "steps in order of time", step)
-        require_all(step <= steps, "stats: step", f"at most {steps}, the steps", step)
-        require_all((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
+        verify_elements(is_whole, "stats: length", "a whole number of the counted steps", length)
+        verify_elements(step.diff() >= 0, "stats: step", "steps in order of time", step)
+        verify_elements(step <= steps, "stats: step", f"at most {steps}, the steps", step)
+        verify_elements((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
         num_counted = float(running.sum() + length.sum())
-        require(num_counted <= steps, "stats: steps", f"at least the {num_counted:.0f} of the episodes", steps)
+        verify(num_counted <= steps, "stats: steps", f"at least the {num_counted:.0f} of the episodes", steps)
         unused_rows = self._tensors["ring"][episodes : self.window]
-        require_all(unused_rows == 0, "stats: window", "0 after the last episode", unused_rows)
+        verify_elements(unused_rows == 0, "stats: window", "0 after the last episode", unused_rows)
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments, except `num_envs`, as JSON."""

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from relive import kernels
-from relive.errors import SchemaError, explain
+from relive.errors import SchemaError, explain, verify
 from relive.schema.checks import check_above_zero
 from relive.schema.conversion import as_device, as_tensor, convert
 from relive.schema.fields import DTYPES, FLAG_FIELD, Field, Path
-from relive.schema.invariants import require, require_all, require_layout
+from relive.schema.invariants import verify_elements, verify_layout
 from relive.statistics.counting import Accumulator, counters, lock
 from relive.storage.allocator import require_memory
 
@@ -227,16 +227,16 @@ class RunningNorm(Accumulator):
     def check(self) -> None:
         """Verify that the moments are consistent with the number of rows; NaN moments are allowed."""
         for name, tensor in self._tensors.items():
-            require_layout(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
+            verify_layout(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
         if self.device.type == "meta":  # meta tensors have no values
             return
         count, mean, squares = self.snapshot().values()
         rows = float(count)
         is_valid = 0 <= rows < _MAX_ROWS and rows.is_integer()
-        require(is_valid, "norm: count", "a whole number of rows", rows)
-        require_all(~(squares < 0), "norm: squares", "numbers of at least 0", squares)
+        verify(is_valid, "norm: count", "a whole number of rows", rows)
+        verify_elements(~(squares < 0), "norm: squares", "numbers of at least 0", squares)
         for name, moment in (("mean", mean), ("squares", squares)):
-            require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
+            verify_elements((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
 
     def config(self) -> list[Any]:
         """Return the constructor's arguments as JSON."""

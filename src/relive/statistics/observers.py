@@ -13,11 +13,10 @@ from gymnasium.vector import AutoresetMode
 
 from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.errors import SchemaError, explain
+from relive.errors import SchemaError, explain, verify
 from relive.schema.autoreset import info_numbers
 from relive.schema.conversion import path_name
 from relive.schema.fields import Field, Path, Schema, caller_shape, parse_path
-from relive.schema.invariants import require
 from relive.schema.suggestions import NAME_PATTERN
 from relive.statistics.counting import bind, counters, plan, set_owner
 from relive.statistics.episodes import EpisodeStats
@@ -169,7 +168,7 @@ class Observers:
     def check(self) -> None:
         """Verify the statistics and norms, and that they are on the buffer's device."""
         for part in self._parts().values():
-            require(part.device == self._device, type(part).__name__, f"device {self._device}", part.device)
+            verify(part.device == self._device, type(part).__name__, f"device {self._device}", part.device)
             part.check()
 
     def drop_running_episodes(self, env_ids: Any = None) -> None:

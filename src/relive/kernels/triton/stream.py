@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.errors import require
+from relive.errors import verify
 from relive.kernels.triton.launching import OPTIONS, SIZES, blocks, launch
 from relive.rng import Randomness
 
@@ -139,4 +139,4 @@ class DeviceStream(Randomness):
     def check(self) -> None:
         super().check()
         lowest = int(self.numbers.min())
-        require(lowest >= 0, "generator", "a key and numbers of draws, all at least 0", lowest)
+        verify(lowest >= 0, "generator", "a key and numbers of draws, all at least 0", lowest)

@@ -12,14 +12,22 @@ import numpy as np
 import torch
 
 from relive import kernels
-from relive.errors import IncompatibleCheckpoint, InvariantError, NotReadyError, PriorityError, SchemaError, explain
+from relive.errors import (
+    IncompatibleCheckpoint,
+    InvariantError,
+    NotReadyError,
+    PriorityError,
+    SchemaError,
+    explain,
+    verify,
+)
 from relive.replay.backend import Backend
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.sampler import Choice, Sampler
 from relive.rng import Randomness
 from relive.schema.checks import check_choice, check_finite, check_fraction, check_number, check_positive_int
 from relive.schema.conversion import as_numpy_if_cpu
-from relive.schema.invariants import require, require_all
+from relive.schema.invariants import verify_elements
 from relive.schema.suggestions import suggests_init_keywords
 
 
@@ -254,26 +262,26 @@ class Prioritized(Sampler):
     def check(self) -> None:
         """Verify that exactly the transitions have a priority, and that the tree's sums are right."""
         ring, leaves = self._ring, self.tree.leaves_view()
-        require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
+        verify(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
         slots, unused_mass = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
         is_drawable = ring.kind == TRANSITION
-        require_all(slots.isfinite() & (slots >= 0), "priority", "a finite number of at least 0", slots)
-        require_all(is_drawable | (slots == 0), "priority", "0 where there is no transition", slots)
+        verify_elements(slots.isfinite() & (slots >= 0), "priority", "a finite number of at least 0", slots)
+        verify_elements(is_drawable | (slots == 0), "priority", "0 where there is no transition", slots)
         may_be_zero = ~is_drawable | (self.eps == 0)
-        require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
-        require(unused_mass == 0, "priority of no row", 0, float(unused_mass))
+        verify_elements((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
+        verify(unused_mass == 0, "priority of no row", 0, float(unused_mass))
         self._check_largest_and_counts()
         error = self.tree.check()
-        require(
+        verify(
             error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
         )
 
     def _check_largest_and_counts(self) -> None:
         """Verify the largest priority and the counts, which may come from a file."""
         largest, draws = float(self._numbers[0]), float(self._numbers[1])
-        require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
+        verify(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
         for name, count in (("draws", draws), ("calls", self._num_calls)):
-            require(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
+            verify(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
     # For shards of a distributed buffer, and for adapters
 

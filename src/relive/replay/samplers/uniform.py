@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain, verify
 from relive.kernels.reader import shuffled
 from relive.replay.ring import PENDING, TRANSITION
 from relive.replay.samplers.sampler import Choice, Sampler
 from relive.replay.views.view import require_order
 from relive.schema.checks import check_positive_int
-from relive.schema.invariants import require, require_all
+from relive.schema.invariants import verify_elements
 from relive.schema.suggestions import suggests_init_keywords
 
 
@@ -117,13 +117,13 @@ class WithoutReplacement(Sampler):
         """Verify that the rest of the epoch consists of distinct rows issued since the last clear."""
         ring, remaining_ids = self._ring, self._remaining_ids
         slots, is_unissued = ring.locate(remaining_ids)
-        require_all(~is_unissued, "epoch", "ids of transitions", remaining_ids)
+        verify_elements(~is_unissued, "epoch", "ids of transitions", remaining_ids)
         is_cleared = remaining_ids // ring.num_envs < ring.floor[remaining_ids % ring.num_envs]
-        require_all(~is_cleared, "epoch", "rows since the last clear", remaining_ids)
+        verify_elements(~is_cleared, "epoch", "rows since the last clear", remaining_ids)
         is_next = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=remaining_ids.device)
         is_next[slots[slots >= 0]] = True
         num_rows_twice = int((slots >= 0).sum() - is_next.sum())
-        require(not num_rows_twice, "epoch", "every row once", f"{num_rows_twice} rows twice")
+        verify(not num_rows_twice, "epoch", "every row once", f"{num_rows_twice} rows twice")
 
     def on_recover(self) -> None:
         self._remaining_ids = self._remaining_ids[self._ring.locate(self._remaining_ids)[0] >= 0]
@@ -236,7 +236,7 @@ class NewFirst(Sampler):
     def check(self) -> None:
         """Verify that no row was returned as new before it was written."""
         is_valid = (self._first_new_rows >= 0) & (self._first_new_rows <= self._ring.head)
-        require_all(is_valid, "rows that were shown", "a row of 0 to the head", self._first_new_rows)
+        verify_elements(is_valid, "rows that were shown", "a row of 0 to the head", self._first_new_rows)
 
 
 @dataclass(unsafe_hash=True)
@@ -320,7 +320,7 @@ class Counted(Sampler):
 
     def check(self) -> None:
         """Verify that only transitions have a count above 0."""
-        require(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
+        verify(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
         is_valid = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
-        require_all(is_valid, "count of draws", "0, or more for a transition", self._counts)
+        verify_elements(is_valid, "count of draws", "0, or more for a transition", self._counts)
         self._inner.check()

@@ -182,7 +182,7 @@ def _convert_to_frame(where: str, seconds: Any, fps: float) -> int:
 def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
     """Return the batch paths of the leaves that `path` selects; raises if there is no such field."""
     name = "obs" if path[0] == "next_obs" else path[0]
-    schema.require(name)
+    schema.check_declared(name)
     stored_path = (name, *path[1:])
     leaves = [leaf for leaf, _ in iter_leaves((name,), schema.trees[name]) if leaf[: len(stored_path)] == stored_path]
     if not leaves:
