@@ -11,8 +11,8 @@ from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay.buffer import ReplayBuffer
 
 
-def restores(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function that restores a pickled buffer, such as `__setstate__`.
+def rejects_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that rejects_other_versions a pickled buffer, such as `__setstate__`.
 
     A state that lacks what this version needs is an IncompatibleCheckpoint: between two versions a private attribute
     may have been renamed.
@@ -47,7 +47,7 @@ class PicklableBuffer:
         kept = {name: value for name, value in vars(self).items() if name not in self._derived_attributes}
         return {name: pack_state(value) if isinstance(value, ReplayBuffer) else value for name, value in kept.items()}
 
-    @restores
+    @rejects_other_versions
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         self._derive()

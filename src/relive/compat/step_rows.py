@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.compat.pickling import restores
+from relive.compat.pickling import rejects_other_versions
 from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
@@ -26,7 +26,7 @@ SCORES = ("advantage", "return")
 """The core's names of the computed fields."""
 
 
-class Stepped:
+class StepBuffer:
     """Base class of an adapter's buffer that stores its steps in `StepRows`."""
 
     _rows: StepRows
@@ -45,7 +45,7 @@ class Stepped:
     def step(self, step: int) -> None:
         self._rows.step = step
 
-    def _memory_of(self, field: str) -> Any:
+    def _get_memory(self, field: str) -> Any:
         return self._rows.view(field)
 
 
@@ -53,7 +53,7 @@ class StepRows:
     """The memory of a core rollout buffer, written step by step.
 
     Args:
-        make: function that makes the core. It must be picklable: a `functools.partial` of the core's class.
+        make_core: function that makes the core. It must be picklable: a `functools.partial` of the core's class.
         fields: the core's names of the fields of a step.
         names: the names of fields in errors, if they differ from the core's.
         remedy: the advice of the error for a value that is None.
@@ -62,13 +62,13 @@ class StepRows:
     @torch.inference_mode(False)  # inference tensors could not be written later
     def __init__(
         self,
-        make: Callable[[], RolloutBuffer],
+        make_core: Callable[[], RolloutBuffer],
         fields: Iterable[str],
         names: Mapping[str, str] | None = None,
         remedy: str | None = None,
     ) -> None:
-        self.make, self._fields, self._names, self._remedy = make, tuple(fields), names or {}, remedy
-        self._core = make()
+        self.make_core, self._fields, self._names, self._remedy = make_core, tuple(fields), names or {}, remedy
+        self._core = make_core()
         memory = self._core.columns
         self.tensors: dict[str, Any] = {str(name): memory[name] for name in memory.keys()}
         """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. They may be written directly."""
@@ -80,7 +80,7 @@ class StepRows:
         ]
         self._leaf_rows = [(name, tensor[0]) for name, tensor in self._leaves]
         self._first_leaf = self._leaves[0][1].unbind(0)
-        self.places = [(name, self.tensors[name][0]) for name in self._fields]
+        self.field_rows = [(name, self.tensors[name][0]) for name in self._fields]
         """The fields of a step, each with a row of its memory: values must have the row's shape and dtype."""
         self._bind()
         self._step = 0
@@ -182,7 +182,7 @@ class StepRows:
         for number in leaf_numbers:
             raise SchemaError(explain(self._leaves[number][0], "one value per step", "a second value", remedy))
 
-    def before(self) -> torch.Tensor | None:
+    def newest_leaf(self) -> torch.Tensor | None:
         """Return the first leaf of the newest step; None without steps."""
         return self._first_leaf[self._step - 1] if self._step else None
 
@@ -228,9 +228,9 @@ class StepRows:
             return self._flat.get(field)
         return map_tree(torch.Tensor.flatten, self.view(field))
 
-    def move(self, make: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
+    def copy_to(self, make_core: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
         """Copy the steps into the memory of a new core, which may have further fields."""
-        rows = StepRows(make, self._fields if fields is None else fields, self._names, self._remedy)
+        rows = StepRows(make_core, self._fields if fields is None else fields, self._names, self._remedy)
         rows._fill(self.tensors, self._step, self._staged_leaves, self.scores)
         return rows
 
@@ -241,11 +241,11 @@ class StepRows:
         self.scores = {name: map_tree(lambda x: x.to(self._core.device), score) for name, score in scores.items()}
 
     def __reduce__(self) -> Any:
-        settings = self.make, self._fields, self._names, self._remedy
+        settings = self.make_core, self._fields, self._names, self._remedy
         return _unpickle, (settings, self.tensors, self._step, self._staged_leaves, self.scores)
 
 
-@restores
+@rejects_other_versions
 def _unpickle(settings: tuple[Any, ...], *content: Any) -> StepRows:
     rows = StepRows(*settings)
     rows._fill(*content)

@@ -17,7 +17,7 @@ from relive.schema.fields import Field
 class MemoryView:
     """A descriptor of an attribute that is memory of its buffer. Assigning to it writes into the memory.
 
-    `_memory_of(name)` of the buffer returns the memory: a tensor or an array, or a dict, TensorDict, tuple or list of
+    `_get_memory(name)` of the buffer returns the memory: a tensor or an array, or a dict, TensorDict, tuple or list of
     them. A buffer with a method `_assign(name, value)` handles assignments itself.
     """
 
@@ -27,7 +27,7 @@ class MemoryView:
     def __get__(self, buffer: Any, owner: type | None = None) -> Any:
         if buffer is None:
             return self
-        memory = buffer._memory_of(self._name)
+        memory = buffer._get_memory(self._name)
         return WriteThroughDict(self._name, memory) if type(memory) is dict else memory
 
     def __set__(self, buffer: Any, value: Any) -> None:
@@ -35,7 +35,7 @@ class MemoryView:
         if assign_name is not None:
             assign_name(self._name, value)
         else:
-            assign(self._name, buffer._memory_of(self._name), value)
+            assign(self._name, buffer._get_memory(self._name), value)
 
 
 def memory_views(*names: str) -> tuple[Any, ...]:
@@ -163,6 +163,6 @@ def named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:
     return [leaf for key, part in tree.items() for leaf in named_leaves(f"{name}.{key}", part)]
 
 
-def rows_at(index: torch.Tensor, rows: Any) -> Any:
+def gather_rows(index: torch.Tensor, rows: Any) -> Any:
     """Gather the rows `index` of a tensor or TensorDict; None gives None."""
     return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else None if rows is None else rows[index]

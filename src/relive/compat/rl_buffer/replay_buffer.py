@@ -59,7 +59,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
     _observations, _actions, _rewards = memory_views("obs", "action", "reward")
     _dones, _truncateds, _next_observations = memory_views("terminated", "truncated", "next_obs")
 
-    def _memory_of(self, field: str) -> Any:
+    def _get_memory(self, field: str) -> Any:
         return self.core.columns[field]
 
     @property

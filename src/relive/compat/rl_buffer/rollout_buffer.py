@@ -22,8 +22,8 @@ from relive.compat.rl_buffer.base_buffer import (
 )
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
 from relive.compat.seeding import experiment_seed, generator_on
-from relive.compat.step_rows import SCORES, Stepped, StepRows, fit
-from relive.compat.views import declare, memory_views, named_leaves, rows_at
+from relive.compat.step_rows import SCORES, StepBuffer, StepRows, fit
+from relive.compat.views import declare, gather_rows, memory_views, named_leaves
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import check_positive_int
@@ -65,7 +65,7 @@ _BATCH_FIELDS = {
 _SEQUENCE_FIELDS = {**_BATCH_FIELDS, "masks": "mask", "starts": "is_first"}
 
 
-class RolloutBuffer(Stepped, BaseBuffer):
+class RolloutBuffer(StepBuffer, BaseBuffer):
     """`buffer_size` time steps of `num_envs` environments, with advantages and returns.
 
     `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are then TensorDicts.
@@ -115,7 +115,7 @@ class RolloutBuffer(Stepped, BaseBuffer):
         rows = self._rows
         check_not_full(rows.is_full, self.reset_strategy)
         values = (obs, action, reward, as_bools(done), value, log_prob)
-        step = [fit_tree(name, value, place) for (name, place), value in zip(rows.places, values, strict=True)]
+        step = [fit_tree(name, value, place) for (name, place), value in zip(rows.field_rows, values, strict=True)]
         update_stats(self._stats_tracker, to_numpy(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()
@@ -160,7 +160,7 @@ class RolloutBuffer(Stepped, BaseBuffer):
         else:
             order = torch.arange(count, device=self.store_device)
         return (
-            RolloutBatch(**{name: rows_at(index, x).to(self.device) for name, x in columns.items()})
+            RolloutBatch(**{name: gather_rows(index, x).to(self.device) for name, x in columns.items()})
             for index in order.split(batch_size)
         )
 
@@ -187,7 +187,7 @@ class RolloutBuffer(Stepped, BaseBuffer):
     _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP_FIELDS)
     _advantages, _returns = memory_views(*SCORES)
 
-    def _memory_of(self, field: str) -> Any:
+    def _get_memory(self, field: str) -> Any:
         return self._computed_score(f"{field}s", field) if field in SCORES else self._rows.view(field)
 
     def normalize_advantages(self) -> None:

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.checkpoint.state_dict import load_packed_state, pack_state
-from relive.compat.pickling import restores
+from relive.compat.pickling import rejects_other_versions
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.observations import (
     count_bytes,
@@ -147,7 +147,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
     def _sampler(self) -> Sampler:
         return Uniform()
 
-    def _memory_of(self, name: str) -> Any:
+    def _get_memory(self, name: str) -> Any:
         array = self._rows.array(name)
         if name == "observations" and self.optimize_memory_usage:
             self._rows.show_newest_observations(array)
@@ -166,10 +166,10 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         names = self._rows.arrays_outside_core if self._core_is_current else _ARRAY_NAMES
-        arrays = {name: self._memory_of(name) for name in names}
+        arrays = {name: self._get_memory(name) for name in names}
         return {**vars(self), "_core": pack_state(self._core), "_rows": self._rows.num_written, "_arrays": arrays}
 
-    @restores
+    @rejects_other_versions
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = state.pop("_arrays")
         vars(self).update(state)

@@ -94,7 +94,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         for name in ("advantages", "returns", "episode_starts"):
             self._arrays[name] = np.zeros((self.buffer_size, self.n_envs), np.float32)
 
-    def _memory_of(self, name: str) -> Any:
+    def _get_memory(self, name: str) -> Any:
         return vars(self)[name]
 
     def _assign(self, name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ import relive as rl
 from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING_FIELDS, check_not_full
 from relive.compat.apexrl.buffer.specs import convert_dones, list_leaves, to_plain
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.step_rows import SCORES, Stepped, StepRows
+from relive.compat.step_rows import SCORES, StepBuffer, StepRows
 from relive.compat.views import WriteThroughDict, declare, map_tree, memory_views
 from relive.errors import explain
 from relive.schema.checks import check_none_without, check_nonempty
@@ -30,7 +30,7 @@ class AgentTensors(WriteThroughDict):
     pop = popitem = clear = setdefault = __delitem__ = _refuse  # pyright: ignore[reportAssignmentType]
 
 
-class MultiAgentRolloutBuffer(Stepped):
+class MultiAgentRolloutBuffer(StepBuffer):
     """`num_steps` steps of `num_envs` environments with several agents each, and a state for all agents.
 
     Attributes are dicts with one tensor `[num_steps, num_envs, …]` per agent, under ApexRL's names. The tensors are
@@ -68,8 +68,8 @@ class MultiAgentRolloutBuffer(Stepped):
         self._rows = StepRows(make, ["obs", "action", "reward", "done", "value", "log_prob", *state])
         self.device = self._rows.tensors["terminated"].device
 
-    def _memory_of(self, field: str) -> Any:
-        memory = super()._memory_of(field)
+    def _get_memory(self, field: str) -> Any:
+        memory = super()._get_memory(field)
         return memory if field == "state" else AgentTensors(field, dict(memory.items()))
 
     def add(

@@ -100,7 +100,7 @@ class ReplayBuffer(PicklableBuffer):
         """The relive buffer underneath."""
         return self._core
 
-    def _memory_of(self, field: str) -> Any:
+    def _get_memory(self, field: str) -> Any:
         """Return the memory `[capacity, …]` of a field of the core; None for an undeclared field."""
         return self._core.columns.reshape(-1).get(field, None)
 
@@ -205,7 +205,7 @@ class ReplayBuffer(PicklableBuffer):
         numbers = {name: getattr(self, name) for name in ("obs_dtype", "action_dtype", "pos", "full", "size")}
         rows = dict.fromkeys((*_CORE_NAMES, *_CRITIC))
         if self._num_written:
-            memory = {name: self._memory_of(core_name) for name, core_name in self._names.items()}
+            memory = {name: self._get_memory(core_name) for name, core_name in self._names.items()}
             rows |= {name: to_plain(tensor[: self.size].clone()) for name, tensor in memory.items()}
         return {"capacity": self.capacity, **self._specs(), **numbers, **rows}
 

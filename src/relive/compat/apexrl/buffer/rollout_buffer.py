@@ -15,8 +15,8 @@ from relive.compat.apexrl.buffer.overwritten import ReusedObs
 from relive.compat.apexrl.buffer.specs import convert_dones, declare_action, list_leaves, plain_spec, to_plain
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed, generator_on
-from relive.compat.step_rows import SCORES, Stepped, StepRows
-from relive.compat.views import declare, memory_views, rows_at
+from relive.compat.step_rows import SCORES, StepBuffer, StepRows
+from relive.compat.views import declare, gather_rows, memory_views
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_none_without, check_nonempty, check_positive_int
 from relive.schema.fields import Field
@@ -32,7 +32,7 @@ _SCORES = ("advantages", "returns")
 _Self = TypeVar("_Self", bound="SingleAgentRollout")
 
 
-class SingleAgentRollout(Stepped):
+class SingleAgentRollout(StepBuffer):
     """Base class of the rollout buffers of one agent; attributes `[num_steps, num_envs, …]` are the memory itself."""
 
     num_envs: int
@@ -92,7 +92,7 @@ class SingleAgentRollout(Stepped):
         rows = self._rows_for(actions)
         leaves = observation_leaves(rows, observations, privileged_observations)
         dones = convert_dones("dones", dones, rows.tensors["dones"].device)
-        if self._reused.is_first(leaves[0], rows.before()):
+        if self._reused.is_first(leaves[0], rows.newest_leaf()):
             remedy = (
                 "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
             )
@@ -115,8 +115,8 @@ class SingleAgentRollout(Stepped):
 
     def to(self: _Self, device: torch.device | str) -> _Self:
         """Move the stored steps to another device and return the buffer."""
-        make: Any = self._rows.make
-        self._rows = self._rows.move(partial(make.func, *make.args, **{**make.keywords, "device": device}))
+        make: Any = self._rows.make_core
+        self._rows = self._rows.copy_to(partial(make.func, *make.args, **{**make.keywords, "device": device}))
         return self
 
 
@@ -212,7 +212,7 @@ class RolloutBuffer(SingleAgentRollout):
         count = check_nonempty("get_minibatch", self._rows.step) * self.num_envs
         size = (check_positive_int("batch_size", batch_size),)
         index = torch.randint(count, size, generator=self._random, device=self.device)
-        return tuple(rows_at(index, rows) for rows in _training_data(self._rows).values())
+        return tuple(gather_rows(index, rows) for rows in _training_data(self._rows).values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored steps as tensors, dicts and numbers, for `torch.load(…, weights_only=True)`."""

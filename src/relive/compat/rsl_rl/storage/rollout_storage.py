@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 import relive as rl
 from relive.compat.pickling import PicklableBuffer
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import Stepped, StepRows
+from relive.compat.step_rows import StepBuffer, StepRows
 from relive.compat.views import memory_views
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_choice
@@ -83,7 +83,7 @@ _BATCH_FIELDS = ("obs", "action", "value", "log_prob", "advantages", "returns")
 """The core's fields in every minibatch."""
 
 
-class RolloutStorage(Stepped, PicklableBuffer):
+class RolloutStorage(StepBuffer, PicklableBuffer):
     """`num_transitions_per_env` steps of `num_envs` environments under rsl_rl's names, for its PPO and distillation.
 
     `obs` [N, …] is an example of the observation groups. The attributes are the core's memory `[T, N, …]`;
@@ -167,7 +167,7 @@ class RolloutStorage(Stepped, PicklableBuffer):
             for name, part in late.items():
                 field_type = rl.Field if name.startswith(_PARAMS_PREFIX) else rl.Carry
                 fields = fields | {name: field_type(part.shape[1:])}
-            rows = rows.move(*self._layout(fields))
+            rows = rows.copy_to(*self._layout(fields))
         rows.write([*values, *(late.get(name, self._zero_states.get(name)) for name in fields)])
         if rows is not self._rows:
             self._rows, self._late_fields = rows, fields
@@ -247,7 +247,7 @@ class RolloutStorage(Stepped, PicklableBuffer):
                 masks=sequences["mask"][:, trajectories],
             )
 
-    def _memory_of(self, field: str) -> Any:
+    def _get_memory(self, field: str) -> Any:
         if field not in self.memory:
             remedy = f"A storage of type {self.training_type!r} does not have it."
             raise AttributeError(explain("RolloutStorage", f"one of {', '.join(self.memory)}", field, remedy))

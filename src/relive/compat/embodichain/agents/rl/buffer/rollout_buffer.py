@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from relive.compat.seeding import experiment_seed, generator_on
-from relive.compat.step_rows import Stepped, StepRows
+from relive.compat.step_rows import StepBuffer, StepRows
 from relive.compat.views import memory_views
 from relive.errors import SchemaError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
@@ -24,7 +24,7 @@ _CORE_NAMES = {
 }  # fmt: skip
 
 
-class RolloutBuffer(Stepped):
+class RolloutBuffer(StepBuffer):
     """`num_steps` steps of `num_envs` environments, added one by one.
 
     `obs [T, N, obs_dim]`, `actions [T, N, action_dim]`, `rewards`, `dones`, `values` and `logprobs [T, N]` are the
