@@ -124,11 +124,11 @@ def _prioritize(normalize: Literal["batch", "global"]) -> None:
 
 
 def _draw_numbers() -> None:
-    _replay().storage.random(0).uniform(256, torch.device("cpu"))
+    _replay().storage.make_random(0).uniform(256, torch.device("cpu"))
 
 
 def _set_leaves() -> None:
-    _replay(sampler=rl.Prioritized()).storage.tree().set(torch.zeros(256, dtype=torch.int64), 1.0)
+    _replay(sampler=rl.Prioritized()).storage.priority_tree().set(torch.zeros(256, dtype=torch.int64), 1.0)
 
 
 def variants() -> list[Variant]:

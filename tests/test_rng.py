@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from relive.kernels.reader import permutation, shuffled
+from relive.kernels.reader import copy_shuffled, permutation
 from relive.rng import Randomness
 
 
@@ -13,7 +13,7 @@ def test_a_permutation_is_the_shuffled_list_of_all_numbers(backend: str) -> None
         numbers = torch.arange(count)
         drawn, again = Randomness(3), Randomness(3)
         permuted = permutation(count, drawn, numbers.device)
-        assert permuted.tolist() == shuffled(numbers, again).tolist()
+        assert permuted.tolist() == copy_shuffled(numbers, again).tolist()
         assert permuted.sort().values.tolist() == numbers.tolist()
         assert drawn.bits.state == again.bits.state
     assert permuted.tolist() != numbers.tolist()

@@ -18,7 +18,7 @@ from relive.checkpoint.snapshot import Rows, SnapshotReader, State, register_buf
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
-from relive.kernels.reader import reader
+from relive.kernels.reader import make_reader
 from relive.locking import make_lock
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
@@ -131,7 +131,7 @@ class DistillationBuffer(StateDictMixin):
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
         self._memory.require(self.capacity * sum(sizes))
         columns = tuple(self._allocator.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
-        self._reader = reader(columns, 1, self.capacity)
+        self._reader = make_reader(columns, 1, self.capacity)
         self._paths = (*schema.paths, ("index",), ("round",))
         self._build = assembler(self._paths)
         self._schema, self._columns = schema, columns

@@ -148,7 +148,7 @@ def begin_at(replay: rl.ReplayBuffer, row: int) -> None:
     ring = replay.storage.rows.ring
     ring.head.fill_(row)
     ring.floor.fill_(row)
-    replay.storage.refresh()
+    replay.storage.rebuild_caches()
 
 
 def make(**options: Any) -> rl.ReplayBuffer:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relive import Field, SchemaError, kernels
-from relive.kernels.reader import reader
+from relive.kernels.reader import make_reader
 from relive.rollout.storage import Storage
 from relive.schema.fields import DTYPES, Schema
 from relive.storage import Memory
@@ -31,7 +31,7 @@ def test_every_dtype_is_stored_exactly(backend: str, dtype: torch.dtype) -> None
     storage = make(Field(3, dtype), Field((), dtype))
     values = torch.arange(6).view(2, 3).to(dtype), torch.arange(2).to(dtype)
     storage.write(1, values)
-    rows = reader(storage.tensors, 2, ROWS * ENVS).take(torch.tensor([ENVS, ENVS + 1]), 0, 2)
+    rows = make_reader(storage.tensors, 2, ROWS * ENVS).take(torch.tensor([ENVS, ENVS + 1]), 0, 2)
     for column, value, read in zip(storage.tensors, values, rows, strict=True):
         assert torch.equal(column[1], value)
         assert torch.equal(read, value)

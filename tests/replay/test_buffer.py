@@ -947,14 +947,14 @@ class TestOtherDevices:
             storage, slots = replay.storage, torch.arange(8)
             with Count() as count:
                 drawn = storage.draw(8, replay._random) if isinstance(sampler, rl.Uniform) else slots
-                storage.reader(rl.Transition().plan(storage.schema)).read(drawn)
+                storage.make_reader(rl.Transition().plan(storage.schema)).read(drawn)
                 storage.ids(drawn)
         assert not [call for call in count.calls if any(name in call for name in SYNCHRONISING)]
 
 
 def _read_there(replay: rl.ReplayBuffer) -> Any:
     slots = torch.zeros(4, dtype=torch.int64, device="meta")
-    return replay.storage.reader(rl.Transition().plan(replay.storage.schema)).read(slots)
+    return replay.storage.make_reader(rl.Transition().plan(replay.storage.schema)).read(slots)
 
 
 class TestThreads:

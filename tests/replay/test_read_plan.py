@@ -46,10 +46,10 @@ def lived(**options: Any) -> rl.ReplayBuffer:
 def test_steps_that_nobody_changed_are_reduced_to_what_the_plan_reads(view: Any, backend: str) -> None:
     replay = lived()
     store: Any = replay.storage
-    plan = view.plan(store.schema).within(store.rows.ring.slots)
+    plan = view.plan(store.schema).limit_to_slots(store.rows.ring.slots)
     slots = store.stored()
-    read = store.reader(plan).read(slots)
-    reduced = reduce(store.reader(plan.unreduced(store.schema)).read(slots), plan)
+    read = store.make_reader(plan).read(slots)
+    reduced = reduce(store.make_reader(plan.unreduced(store.schema)).read(slots), plan)
     assert list(read) == list(reduced) == list(plan.paths)
     for path, leaf in read.items():
         assert torch.equal(leaf, reduced[path]), path
@@ -109,8 +109,8 @@ class Relative:
     def finish(self, batch: Leaves, context: Any) -> Leaves:
         later = context.column(("obs",), context.later(torch.ones_like(context.slots)))
         return {
-            ("left",): context.ahead(),
-            ("gone",): context.preceding(),
+            ("left",): context.count_following(),
+            ("gone",): context.count_preceding(),
             ("later",): later,
             ("obs",): batch[("obs",)],
         }
@@ -195,9 +195,9 @@ VIEWS = (
 @pytest.mark.parametrize("view", VIEWS, ids=repr)
 def test_the_forms_of_a_plan_are_those_of_its_batches(view: Any, backend: str) -> None:
     replay = lived()
-    plan = view.plan(replay.storage.schema).within(replay.storage.ring.slots)
+    plan = view.plan(replay.storage.schema).limit_to_slots(replay.storage.ring.slots)
     batch = replay.sample(5, view)
     found = {key if isinstance(key, tuple) else (key,): leaf for key, leaf in batch.items(True, True)}
-    assert plan.forms(replay.storage.schema, 5) == {
+    assert plan.leaf_specs(replay.storage.schema, 5) == {
         path: (tuple(leaf.shape), leaf.dtype) for path, leaf in found.items()
     }

@@ -508,7 +508,7 @@ def _explain_lack_of_space(name: str, num_steps: int, space: int, remedy: str) -
 
 def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) -> int:
     """Add the steps; return the number of them that are still stored at the end."""
-    old_heads = replay.storage.heads.clone()
+    old_heads = replay.storage.ring.head.clone()
     num_steps = [0] * (replay.num_envs or 1)
     env: int | None = None
 
@@ -528,7 +528,7 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
         # An error inside an episode must not let later steps continue it.
         if env is not None:
             replay.cut(env_ids())
-    if int((replay.storage.heads - old_heads).max()) <= replay.capacity // len(num_steps):
+    if int((replay.storage.ring.head - old_heads).max()) <= replay.capacity // len(num_steps):
         # No ring has gone round once, so every added step is still stored.
         return sum(num_steps)
     row, column = replay.ids() // len(num_steps), replay.ids() % len(num_steps)

@@ -353,7 +353,7 @@ class ReplayService:
         values = as_tensor("priority", _to_host(priority), _HOST)
         if len(leading_shape) == 2 and tuple(values.shape) == leading_shape:
             values = values.reshape(-1)[is_id]
-        numbers = sampler.accept(values, len(ids))[0].numpy()
+        numbers = sampler.convert_priorities(values, len(ids))[0].numpy()
         owner = self.plan.find_shards(ids % self.plan.num_envs)
         # Call every shard: new rows get the largest priority that any shard has accepted.
         parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}

@@ -54,7 +54,7 @@ class ShardReader:
     @property
     def _heads(self) -> np.ndarray:
         """The number of the next row of each environment [envs]."""
-        return self._buffer.storage.heads.numpy()
+        return self._buffer.storage.ring.head.numpy()
 
     @property
     def _priorities(self) -> Any:
@@ -66,7 +66,7 @@ class ShardReader:
         rows = len(buffer)
         if priorities is None:
             return ShardTotals(rows, (float(rows), 0), 1.0, 0)
-        return ShardTotals(rows, priorities.total(), priorities.smallest(), priorities.num_drawn)
+        return ShardTotals(rows, priorities.total_mass(), priorities.smallest_mass(), priorities.num_drawn)
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
         """Draw the shard's part of several batches. Weights are not included: they depend on all shards."""
@@ -94,7 +94,7 @@ class ShardReader:
         with self.lock:
             buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             stale = self._buffer.update_priority(buffer_ids[is_valid], priority[is_valid])
-            return stale + int((~is_valid).sum()), self._priorities.largest()
+            return stale + int((~is_valid).sum()), self._priorities.merge_largest()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
         """Write mutable leaves of rows; returns the number of rows that were overwritten or lost in a restart."""
@@ -107,7 +107,7 @@ class ShardReader:
     def raise_largest_priority(self, priority: float) -> None:
         """Raise the priority of new rows to `priority`, which another shard has accepted."""
         with self.lock:
-            self._priorities.largest(priority)
+            self._priorities.merge_largest(priority)
 
 
 MAX_CLIENTS = 4096

@@ -124,7 +124,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
         paths = list(paths)
-        leaves = storage.take(slots[start:stop], [leaf_numbers[path] for path in paths])
+        leaves = storage.read_leaves(slots[start:stop], [leaf_numbers[path] for path in paths])
         return {path: leaf.cpu() for path, leaf in zip(paths, leaves, strict=True)}
 
     def episodes() -> Episodes:

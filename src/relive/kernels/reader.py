@@ -33,7 +33,7 @@ class Reader(Protocol):
         ...
 
 
-def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
+def make_reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
     """Return a reader of the first `items` items of columns whose first `lead` axes number the items."""
     if kernels.runs_native(columns):
         return kernels.core().Gather(list(columns), [column.ndim - lead for column in columns], items)
@@ -87,7 +87,7 @@ class _TorchReader:
             target.copy_(leaf)
 
 
-def shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:
+def copy_shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:
     """Return the entries of `index` [n] in a random order, in a new tensor."""
     if index.device.type != "cpu":
         generator = random.generator(index.device)
@@ -106,4 +106,4 @@ def permutation(count: int, random: Randomness, device: torch.device) -> torch.T
         return kernels.native().permutation(count, random.capsule)
     if device.type != "cpu":
         return torch.randperm(count, generator=random.generator(device), device=device)
-    return shuffled(torch.arange(count, device=device), random)
+    return copy_shuffled(torch.arange(count, device=device), random)

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 
 from relive import kernels
-from relive.kernels.reader import reader
+from relive.kernels.reader import make_reader
 
 Layout = Literal["batch_first", "time_first", "packed"]
 
@@ -178,8 +178,8 @@ class _TorchSequenceReader:
 
     def __post_init__(self) -> None:
         is_first = self.index.is_first
-        self._steps = reader([*self.steps, is_first], 2, is_first.numel())
-        self._initial = reader(self.initial, 2, is_first.numel())
+        self._steps = make_reader([*self.steps, is_first], 2, is_first.numel())
+        self._initial = make_reader(self.initial, 2, is_first.numel())
 
     def take(self, numbers: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
         numbers = numbers[start:stop]

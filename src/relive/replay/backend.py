@@ -14,7 +14,7 @@ import torch
 
 from relive.errors import explain
 from relive.kernels.priority import PriorityTree
-from relive.kernels.reader import Reader, reader
+from relive.kernels.reader import Reader, make_reader
 from relive.replay.invariants import check_kernels, check_rows
 from relive.replay.read_plan import PlanReader, ReadPlan
 from relive.replay.row_storage import RowStorage
@@ -56,7 +56,7 @@ class Backend:
         """
         raise NotImplementedError
 
-    def observe(self, counters: Any) -> bool:
+    def attach_counters(self, counters: Any) -> bool:
         """Attach native counters that every write updates; returns False if this backend has no such call."""
         return False
 
@@ -79,7 +79,7 @@ class Backend:
         """Delete every row. Idempotent."""
         self.ring.clear()
 
-    def refresh(self) -> None:
+    def rebuild_caches(self) -> None:
         """Rebuild host-side caches after rows changed without `write`."""
 
     def recover(self) -> None:
@@ -95,11 +95,11 @@ class Backend:
         raise NotImplementedError
 
     @property
-    def maybe_empty(self) -> bool:
+    def may_be_empty(self) -> bool:
         """Whether no row can be drawn, as far as the host knows without synchronising."""
         return not len(self)
 
-    def random(self, seed: int | None) -> Any:
+    def make_random(self, seed: int | None) -> Any:
         """Make the random number generator for `draw`."""
         return Randomness(seed)
 
@@ -107,47 +107,47 @@ class Backend:
         """Draw slots [count] uniformly, with replacement. At least one row must be stored."""
         raise NotImplementedError
 
-    def tree(self) -> PriorityTree:
+    def priority_tree(self) -> PriorityTree:
         """Return the sum tree of priorities: one leaf per slot, initially zero, and one unused leaf after them."""
         raise NotImplementedError
 
-    def mark(self, mass: float | torch.Tensor) -> None:
+    def set_written_masses(self, mass: float | torch.Tensor) -> None:
         """Set the tree's mass at the slots that the last write changed; 0 if a slot holds no transition."""
         raise NotImplementedError
 
-    def reader(self, plan: ReadPlan) -> PlanReader:
+    def make_reader(self, plan: ReadPlan) -> PlanReader:
         """Make a reader of batches of this plan. Making one takes longer than reading a batch: cache it."""
         return TorchReader(self, plan)
 
-    def take(
+    def read_leaves(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
         """Read all leaves, or the leaves `leaves`, at slots; with `padded` a slot may be -1."""
         which, stacked = range(len(self.rows.leaves)) if leaves is None else leaves, self.rows.stacked
         unstacked = tuple(i for i in which if i not in stacked)
-        tensors = self._take(self.rows.leaves, unstacked, slots, padded)
+        tensors = self._gather(self.rows.leaves, unstacked, slots, padded)
         if len(unstacked) == len(which):
             return tensors
         read = dict(zip(unstacked, tensors, strict=True))
         return [read[i] if i in read else self._stack(slots, i) for i in which]
 
-    def take_stored_next(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
+    def read_next_leaves(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
         """Read leaves of explicitly stored next observations."""
         which = tuple(self.rows.obs_leaves.index(leaf) for leaf in leaves)
-        return self._take(self.rows.next_leaves, which, slots, padded=False)
+        return self._gather(self.rows.next_leaves, which, slots, padded=False)
 
-    def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def find_next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return slots and next slots [2, B] ([1, B] if next observations are stored), and the rows' ids."""
         at = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.shift(slots)])
         return at, self.ids(slots)
 
-    def _take(
+    def _gather(
         self, source: tuple[torch.Tensor, ...], which: tuple[int, ...], slots: torch.Tensor, padded: bool
     ) -> list[torch.Tensor]:
         key = (source is self.rows.leaves, which)
         leaf_reader = self._readers.get(key)
         if leaf_reader is None:
-            leaf_reader = self._readers[key] = reader([source[i] for i in which], 2, self.ring.size)
+            leaf_reader = self._readers[key] = make_reader([source[i] for i in which], 2, self.ring.size)
         return leaf_reader.take(slots, 0, len(slots), padded)
 
     def _stack(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
@@ -194,7 +194,7 @@ class Backend:
         if self.rows.has_values:
             check_kernels(self)
 
-    def check_bytes(self) -> None:
+    def check_row_checksums(self) -> None:
         """Verify the checksums of all rows, if there are any."""
 
 

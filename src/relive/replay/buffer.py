@@ -25,7 +25,7 @@ from relive.replay.invariants import device_faults
 from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
 from relive.replay.recovery import RecoverableBuffer, read_last_commit
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.samplers.registry import resume
+from relive.replay.samplers.registry import load_sampler_state
 from relive.replay.settings import ReplaySettings, require_saved_sizes, saved_arguments
 from relive.replay.step_input import StepInput
 from relive.replay.views import View
@@ -118,10 +118,11 @@ class ReplayBuffer(StateDictMixin):
         allocator = settings.memory.open(self)
         self.storage: Backend = settings.make_backend(allocator)
         """The rows, and the kernels that write, draw and read them."""
-        self._counts_natively = self._observers.native is not None and self.storage.observe(self._observers.native)
+        counters = self._observers.native
+        self._counts_natively = counters is not None and self.storage.attach_counters(counters)
         """Whether the native core updates the statistics in the call that writes."""
         self._plans_counts = bool(self._observers.observed_leaves) and not self._counts_natively
-        self._random = self.storage.random(seed)
+        self._random = self.storage.make_random(seed)
         self._input = StepInput(self.storage.rows)
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
         """The sampler of this buffer: a bound copy of the constructor's argument."""
@@ -402,11 +403,11 @@ class ReplayBuffer(StateDictMixin):
         if finish is not None:
             leaves = self._read(*self.sampler.choose(count), reader, finish)
             return assemble(leaves, leaves[INDEX].shape)
-        reserved = reader.reserve(count)
+        reserved = reader.reserve_batch(count)
         slots, weight = self.sampler.choose(count)
         if len(slots) != count:  # an epoch may end with fewer rows
-            reserved = reader.reserve(len(slots))
-        return reader.fill(reserved, slots, weight)
+            reserved = reader.reserve_batch(len(slots))
+        return reader.fill_batch(reserved, slots, weight)
 
     def _sample_into(
         self, out: lazy.TensorDict, count: int, reader: PlanReader, finish: Finish | None
@@ -416,7 +417,7 @@ class ReplayBuffer(StateDictMixin):
         if plan is None:
             refuse_shared_memory(out, self._memory_ranges())
         else:
-            targets = reader.targets(plan, count, out, sampler.returns_weights, self._memory_ranges())
+            targets = reader.check_out(plan, count, out, sampler.returns_weights, self._memory_ranges())
         if finish is not None:
             leaves = self._read(*sampler.choose(count), reader, finish)
             return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
@@ -438,7 +439,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _require_rows(self, count: int, reader: PlanReader) -> None:
         """Raise if no row is stored, or if the batch does not fit in memory."""
-        if self.storage.maybe_empty:
+        if self.storage.may_be_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
         nbytes = count * reader.plan.max_items * self._max_row_bytes
         if nbytes > _MAX_UNCHECKED_BYTES and self.device.type == "cpu":
@@ -465,7 +466,7 @@ class ReplayBuffer(StateDictMixin):
             plan, finish = bind_view(view, self.storage)
         if len(self._views) >= _MAX_VIEWS:
             self._views.clear()
-        bound = self.storage.reader(plan), finish
+        bound = self.storage.make_reader(plan), finish
         with suppress(TypeError):  # A user's view may not be hashable.
             self._views[view] = bound
         return bound
@@ -609,8 +610,8 @@ class ReplayBuffer(StateDictMixin):
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore the saved state, without the rows; raises a CorruptCheckpoint if it is invalid."""
         self.storage.rows.load_state(saved)
-        self.storage.refresh()
-        resume(self.sampler, saved.part("sampler"), saved.config)
+        self.storage.rebuild_caches()
+        load_sampler_state(self.sampler, saved.part("sampler"), saved.config)
         self._random.load_state(saved.part("random"))
         self._observers.load_state(saved.part_without_values("listeners"))
         self._input.load_state(saved.part("staged"))
@@ -632,7 +633,7 @@ class ReplayBuffer(StateDictMixin):
         self._issue_warning()
         with self._lock, self._in_order():
             self.check_state()
-            self.storage.check_bytes()
+            self.storage.check_row_checksums()
             messages = list(self.storage.late_warnings())
         for message in messages:
             warn_user(message)

@@ -144,7 +144,7 @@ class Mixture:
         if plan is None:
             refuse_shared_memory(out, own)
             return
-        forms = plan.forms(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
+        forms = plan.leaf_specs(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
             forms[WEIGHT] = (count,), torch.float32
         check_targets(out, forms, buffers[0].device, own)

@@ -68,7 +68,7 @@ class NativeBackend(Backend):
                 raise self.rows.make_stack_error(-2 - status)
             self.warning = _WARNING_MESSAGES[status](self.continuity())
 
-    def observe(self, counters: Any) -> bool:
+    def attach_counters(self, counters: Any) -> bool:
         self._core.observe(counters)
         return True
 
@@ -89,7 +89,7 @@ class NativeBackend(Backend):
         self._few_slots = None
         super().clear()
 
-    def refresh(self) -> None:
+    def rebuild_caches(self) -> None:
         self._few_slots = None
         self._rows_left = self.ring.rows_left()
 
@@ -97,7 +97,7 @@ class NativeBackend(Backend):
         return self._core.stored()
 
     @property
-    def maybe_empty(self) -> bool:
+    def may_be_empty(self) -> bool:
         return not self._core.stored()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
@@ -111,30 +111,30 @@ class NativeBackend(Backend):
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
-    def has_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
+    def holds_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
         """Whether every slot still holds the row with the corresponding id, as a transition."""
         return self._core.holds(slots, ids)
 
-    def tree(self) -> NativeTree:
+    def priority_tree(self) -> NativeTree:
         if self._tree is None:
             self._tree = NativeTree(self.ring.kind.numel() + 1, self.allocator)
         return self._tree
 
-    def mark(self, mass: float | torch.Tensor) -> None:
-        self.tree().set_written_slots(self._core.touched, mass)
+    def set_written_masses(self, mass: float | torch.Tensor) -> None:
+        self.priority_tree().set_written_slots(self._core.touched, mass)
 
-    def reader(self, plan: ReadPlan) -> PlanReader:
+    def make_reader(self, plan: ReadPlan) -> PlanReader:
         # The core sums float32 and float64 only.
         summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
         if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
             return NativeReader(self, self._core.memory, plan)
-        return super().reader(plan)
+        return super().make_reader(plan)
 
-    def take(
+    def read_leaves(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
         self._request_pages(slots)
-        return super().take(slots, leaves, padded=padded)
+        return super().read_leaves(slots, leaves, padded=padded)
 
     def _request_pages(self, slots: torch.Tensor) -> None:
         """Ask the operating system to load the rows' pages before they are read."""
@@ -171,14 +171,14 @@ class NativeBackend(Backend):
             self._write_back.finish()
         super().recover()
 
-    def torn_rows(self) -> torch.Tensor:
+    def find_torn_rows(self) -> torch.Tensor:
         """Return a mask [S, N] of slots whose mutable leaves do not match their checksum."""
         torn = torch.zeros_like(self.ring.first)
         if self._write_back is not None:
             self._write_back.find_torn(torn)
         return torn
 
-    def forget_write_back(self) -> None:
+    def discard_unfinished_rewrite(self) -> None:
         """Discard the unfinished rewrite of a process that died."""
         if self.rows.rewriting is not None:
             self.rows.rewriting[0] = 0
@@ -187,18 +187,18 @@ class NativeBackend(Backend):
         """Recompute the checksum of every row."""
         self._core.recompute_checksums()
 
-    def damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
+    def find_damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
         """Return a mask [S, N] of the rows from `since` [N] to before `until` [N] that do not match their checksum."""
         is_damaged = torch.zeros_like(self.ring.first)
         self._core.find_broken(since, until, is_damaged)
         return is_damaged
 
-    def check_bytes(self) -> None:
+    def check_row_checksums(self) -> None:
         """Verify the checksum of every row on the disk."""
         ring = self.ring
         if not self._reads_files:
             return
-        is_damaged = self.damaged_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
+        is_damaged = self.find_damaged_rows(torch.zeros_like(ring.head), ring.head + 1) | self.find_torn_rows()
         if is_damaged.any():
             slot, env = is_damaged.nonzero()[0].tolist()
             where = f"row {int(ring.row_numbers()[slot, env])}, environment {env} (slot {slot})"
@@ -214,7 +214,7 @@ class NativeBackend(Backend):
 class BridgedBackend(NativeBackend):
     """The C++ core under a torch version whose tensors it cannot create: batches are read leaf by leaf."""
 
-    def reader(self, plan: ReadPlan) -> PlanReader:
+    def make_reader(self, plan: ReadPlan) -> PlanReader:
         return TorchReader(self, plan)
 
 
@@ -251,10 +251,10 @@ class NativeReader(PlanReader):
         leaves = self._core.sample(count, random.capsule)
         return None if leaves is None else self._assemble(leaves, torch.Size((count,)))
 
-    def reserve(self, count: int) -> Any:
+    def reserve_batch(self, count: int) -> Any:
         return self._core.reserve(count)
 
-    def fill(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+    def fill_batch(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
         leaves = self._core.fill(reserved, slots)
         if weight is None:
             return self._assemble(leaves, slots.shape)
@@ -266,18 +266,19 @@ class NativeReader(PlanReader):
     ) -> lazy.TensorDict | None:
         backend, reserved = self._backend, self._core.reserve(count)
         with lock:
-            if backend.maybe_empty:
+            if backend.may_be_empty:
                 return None
             slots, weight = sampler.choose(count)
             ids = backend.ids(slots)  # under the lock: a slot may be overwritten during the copy
         leaves = self._read_unlocked(reserved, slots)
         with lock:
-            if not backend.has_rows(slots, ids):
+            if not backend.holds_rows(slots, ids):
                 return None
             # Mutable leaves may be rewritten while they are copied without the lock.
             mutable = backend.rows.mutable
             if mutable:
-                leaves |= zip((backend.schema.paths[i] for i in mutable), backend.take(slots, mutable), strict=True)
+                paths = (backend.schema.paths[i] for i in mutable)
+                leaves |= zip(paths, backend.read_leaves(slots, mutable), strict=True)
         leaves[INDEX] = ids
         if weight is not None:
             leaves[WEIGHT] = weight

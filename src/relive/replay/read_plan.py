@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Leaves = dict[Path, torch.Tensor]
 """The leaves of a batch by path, in its order."""
-Forms = dict[Path, tuple[tuple[int, ...], torch.dtype]]
+LeafSpecs = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of every leaf of a batch, in its order."""
 
 INDEX: Path = ("index",)
@@ -157,10 +157,10 @@ class ReadPlan:
         """Maximum number of steps that one leaf reads per row."""
         return max(self.n, 1, *(len(group.offsets or ()) for group in self.groups))
 
-    def forms(self, schema: Schema, count: int) -> Forms:
+    def leaf_specs(self, schema: Schema, count: int) -> LeafSpecs:
         """Return the shape and dtype of every leaf of a batch of `count` rows, in the order of `paths`."""
         steps = (count, self.length)
-        forms: Forms = {INDEX: ((count,), torch.int64), DISCOUNT: ((count,), torch.float32)}
+        forms: LeafSpecs = {INDEX: ((count,), torch.int64), DISCOUNT: ((count,), torch.float32)}
         forms |= {STEP_INDEX: (steps, torch.int64), TRAIN: (steps, torch.bool), IS_FIRST: (steps, torch.bool)}
         for path, leaf, group in self.reads:
             leading = (count,) if group.offsets is None else (count, len(group.offsets))
@@ -182,11 +182,11 @@ class ReadPlan:
         reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
 
-    def within(self, slots: int) -> ReadPlan:
+    def limit_to_slots(self, slots: int) -> ReadPlan:
         """Return the same plan, limited to the steps that a ring of `slots` slots can hold."""
         if self.reduced is None:
             return replace(self, n=min(self.n, slots), max_steps=slots - 1)
-        reduced = self.reduced.within(slots)
+        reduced = self.reduced.limit_to_slots(slots)
         if self.is_transition:
             return replace(self, reduced=reduced)
         before, after = reduced.reach
@@ -211,21 +211,21 @@ class PlanReader:
     def sample(self, count: int, random: Any) -> lazy.TensorDict | None:
         """Draw rows uniformly and read them in one call; None if this reader has no such call."""
 
-    def reserve(self, count: int) -> Any:
+    def reserve_batch(self, count: int) -> Any:
         """Reserve memory for a batch before its rows are drawn; None if `fill` allocates it."""
 
-    def fill(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+    def fill_batch(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
         """Read the rows at these slots into reserved memory, and add their weights."""
         leaves = self.read(slots)
         if weight is not None:
             leaves[WEIGHT] = weight
         return assemble(leaves, slots.shape)
 
-    def targets(
+    def check_out(
         self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange]
     ) -> Leaves:
         """Return the tensors of `out` by path; raises if the plan's batch does not fit, or if they overlap `own`."""
-        forms = plan.forms(self._backend.schema, count)
+        forms = plan.leaf_specs(self._backend.schema, count)
         if has_weights:
             forms[WEIGHT] = (count,), torch.float32
         tensors = check_targets(out, forms, self._backend.device, own)

@@ -18,7 +18,7 @@ from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
 from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import MAX_ROWS_PER_STEP, TRANSITION, Ring, check_ring
-from relive.replay.samplers.registry import resume
+from relive.replay.samplers.registry import load_sampler_state
 from relive.storage import disk
 from relive.storage.codec import Node, tensor_bytes
 from relive.storage.disk import Commit, newest_commit, require_support
@@ -109,7 +109,7 @@ class RecoverableBuffer:
             else:
                 _recover(backend, saved, commit)
             check_ring(ring.kind, ring.head, ring.count, ring.floor)
-            backend.refresh()
+            backend.rebuild_caches()
             _resume(buffer, saved, commit, resumes)
             buffer.check_state()
         except (SchemaError, InvariantError) as error:
@@ -131,7 +131,7 @@ def _reader(commit: Commit) -> SnapshotReader:
 def _resume(buffer: ReplayBuffer, saved: SnapshotReader, commit: Commit, resumes: bool) -> None:
     """Restore the state outside the arrays from the commit."""
     if not buffer.sampler.keeps_state_in_memory:
-        resume(buffer.sampler, saved.part("sampler"), saved.config)
+        load_sampler_state(buffer.sampler, saved.part("sampler"), saved.config)
     buffer.sampler.on_recover()
     random, observers, staged = buffer.components.values()
     if resumes:
@@ -180,7 +180,7 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         )
     if commit.boot == disk.boot_id() and _is_state_after_kill(ring, head, floor, commit.max_rows_since_commit):
         backend.recover()
-        if not backend.damaged_rows(head - commit.max_rows_since_commit, ring.head + 1).any():
+        if not backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1).any():
             return
     assert ring.journal is not None
     ring.journal.fill_(-1)  # marks an unfinished recovery, which is repeated from here
@@ -190,12 +190,12 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         ring.count.copy_((ring.kind == TRANSITION).sum(0))
     else:
         ring.roll_back(head, ring.open.clone(), torch.ones_like(ring.open), commit.max_rows_since_commit)
-        damaged = backend.damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
+        damaged = backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
         if damaged.any():
             ring.drop_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
     # Rows that were rewritten after the commit may have reached the disk in part.
-    backend.forget_write_back()
-    ring.exclude(backend.torn_rows())
+    backend.discard_unfinished_rewrite()
+    ring.exclude(backend.find_torn_rows())
     ring.journal.zero_()
 
 
@@ -209,8 +209,8 @@ def _is_disk_unchanged(backend: NativeBackend, commit: Commit) -> bool:
     ring, max_rows = backend.ring, commit.max_rows_since_commit
     if _slots_checksum(ring) != commit.slots_checksum:
         return False
-    newest = backend.damaged_rows(ring.head - max_rows, ring.head + 1)
-    oldest = backend.damaged_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)
+    newest = backend.find_damaged_rows(ring.head - max_rows, ring.head + 1)
+    oldest = backend.find_damaged_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)
     return not bool((newest | oldest).any())
 
 

@@ -65,7 +65,7 @@ class DeviceBackend(Backend):
         super().clear()
         self.is_empty = True
 
-    def refresh(self) -> None:
+    def rebuild_caches(self) -> None:
         self.is_empty = not bool((self.ring.head > self.ring.floor).any())
         self._rows_left = self.ring.rows_left()
 
@@ -148,8 +148,8 @@ class TorchBackend(DeviceBackend):
         super().clear()
         self._forget_tables()
 
-    def refresh(self) -> None:
-        super().refresh()
+    def rebuild_caches(self) -> None:
+        super().rebuild_caches()
         self._forget_tables()
 
     def _forget_tables(self) -> None:
@@ -175,7 +175,7 @@ class TorchBackend(DeviceBackend):
         return self._row_table
 
     @property
-    def maybe_empty(self) -> bool:
+    def may_be_empty(self) -> bool:
         return not len(self) if self._is_host else self.is_empty
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
@@ -185,21 +185,21 @@ class TorchBackend(DeviceBackend):
         self._last_draw = None if version is None else (slots, entries, version)
         return slots
 
-    def tree(self) -> PriorityTree:
+    def priority_tree(self) -> PriorityTree:
         if self._tree is None:
             self._tree = priority_tree(self.ring.size + 1, self.device, self.allocator)
         return self._tree
 
-    def mark(self, mass: float | torch.Tensor) -> None:
+    def set_written_masses(self, mass: float | torch.Tensor) -> None:
         slots, _ = self.changed_slots()
         # float64: torch.where of two Python numbers would be float32, which overflows and underflows.
         if not isinstance(mass, torch.Tensor):
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
-        self.tree().set(slots, mass * (self.ring.kind_at(slots) == TRANSITION))
+        self.priority_tree().set(slots, mass * (self.ring.kind_at(slots) == TRANSITION))
 
-    def next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def find_next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.stores_next_obs:
-            return super().next_and_ids(slots)
+            return super().find_next_and_ids(slots)
         rows = self._last_entries(slots)
         if rows is None:
             rows = self._get_row_table().index_select(1, slots)

@@ -39,7 +39,7 @@ class EpisodeExtent(NamedTuple):
     """Distance from each row to the last of its n steps; None if each row is its own last step."""
 
 
-def mark_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def find_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a mask [n, B] of the first row that is not a step and of all rows after it, and their number [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
@@ -76,19 +76,19 @@ class TorchReader(PlanReader):
         if plan.n:
             at, missing = self._sum(slots, batch)
         else:
-            at, batch[INDEX] = backend.next_and_ids(slots)
+            at, batch[INDEX] = backend.find_next_and_ids(slots)
             places = _ANCHOR_PLACES | {Anchor.LAST: 0}
         if self._shared_leaves:
-            read = backend.take(at[:2].view(-1), tuple(self._shared_leaves))
+            read = backend.read_leaves(at[:2].view(-1), tuple(self._shared_leaves))
             for (path, next_obs_path), leaf in zip(self._shared_leaves.values(), read, strict=True):
                 row_and_next = leaf.view(2, len(slots), *leaf.shape[1:])
                 # A copy: in-place changes of one leaf would invalidate a gradient that needs the other.
                 batch[path], batch[next_obs_path] = row_and_next[0], row_and_next[1].clone()
         for anchor, leaves in self._items.items():
             if anchor is Anchor.NEXT and backend.stores_next_obs:
-                batch |= zip(leaves.values(), backend.take_stored_next(slots, tuple(leaves)), strict=True)
+                batch |= zip(leaves.values(), backend.read_next_leaves(slots, tuple(leaves)), strict=True)
             elif leaves:
-                batch |= zip(leaves.values(), backend.take(at[places[anchor]], tuple(leaves)), strict=True)
+                batch |= zip(leaves.values(), backend.read_leaves(at[places[anchor]], tuple(leaves)), strict=True)
         if self._windows:
             last = None if missing is None else plan.n - 1 - missing
             batch |= self._offsets(slots, EpisodeExtent(*backend.ring.count_neighbors(slots, *plan.reach), last))
@@ -99,8 +99,8 @@ class TorchReader(PlanReader):
         backend, n = self._backend, self.plan.n
         leaves[INDEX] = ids = backend.ids(slots)
         run, is_no_step = backend.ring.following_slots(ids, n)
-        is_over, missing = mark_missing_steps(is_no_step)
-        rewards = backend.take(run[:-1].reshape(-1), tuple(self._summed)) if self._summed else []
+        is_over, missing = find_missing_steps(is_no_step)
+        rewards = backend.read_leaves(run[:-1].reshape(-1), tuple(self._summed)) if self._summed else []
         rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
         sums, leaves[DISCOUNT] = n_step_sums(rewards, is_over, missing, self.plan.gamma)
         leaves |= zip(self._summed.values(), sums, strict=True)
@@ -119,7 +119,7 @@ class TorchReader(PlanReader):
         for (group, leaves), where, mask in zip(
             self._windows.items(), at.split(sizes, 1), inside.split(sizes, 1), strict=True
         ):
-            read = self._backend.take(where.contiguous().view(-1), tuple(leaves), padded=zeros)
+            read = self._backend.read_leaves(where.contiguous().view(-1), tuple(leaves), padded=zeros)
             batch |= zip(leaves.values(), (leaf.unflatten(0, where.shape) for leaf in read), strict=True)
             if group.mask is not None:
                 batch[group.mask] = mask.contiguous()
@@ -136,16 +136,16 @@ class TorchReader(PlanReader):
         for group, leaves in self._windows.items():
             if group.anchor is Anchor.NEXT:
                 # For slot -1 an arbitrary row is read; it is zeroed below.
-                read = backend.take(ring.shift(flat), tuple(leaves))
+                read = backend.read_leaves(ring.shift(flat), tuple(leaves))
                 has_no_slot = flat < 0
                 for leaf in read:
                     # Filled as bits, because torch cannot fill uint16.
                     as_indexable(leaf).masked_fill_(add_axes(has_no_slot, leaf), 0)
             else:
-                read = backend.take(flat, tuple(leaves), padded=True)
+                read = backend.read_leaves(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
         for leaves in self._items.values():
-            batch |= zip(leaves.values(), backend.take(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
+            batch |= zip(leaves.values(), backend.read_leaves(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
         is_drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # True from the drawn step on
         # Index -1 reads the last slot; `is_step` masks it.
         batch |= {TRAIN: is_step & is_drawn, IS_FIRST: ring.first.view(-1)[windows] & is_step}
@@ -194,7 +194,7 @@ def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
     batch, last = {INDEX: steps[INDEX]}, torch.zeros_like(preceding)
     if plan.n:
         at = rows.unsqueeze(1), preceding.unsqueeze(1) + count_from(0, plan.n, 1, device)
-        is_over, missing = mark_missing_steps(~continues[at].t())
+        is_over, missing = find_missing_steps(~continues[at].t())
         summed = [read.path for read in plan.reads if read.group.anchor is Anchor.SUM]
         sums, batch[DISCOUNT] = n_step_sums(
             [steps[path][at].transpose(0, 1) for path in summed], is_over, missing, plan.gamma

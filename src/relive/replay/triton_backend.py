@@ -106,29 +106,29 @@ class TritonBackend(DeviceBackend):
         super().clear()
         self._totals.zero_()
 
-    def refresh(self) -> None:
-        super().refresh()
+    def rebuild_caches(self) -> None:
+        super().rebuild_caches()
         self._totals.copy_(group_totals(self.ring.count))
 
     @property
-    def maybe_empty(self) -> bool:
+    def may_be_empty(self) -> bool:
         if not (self.is_empty and self._may_be_replayed):
             return self.is_empty
         return not is_capturing(self.device) and not len(self)
 
-    def random(self, seed: int | None) -> DeviceStream:
+    def make_random(self, seed: int | None) -> DeviceStream:
         return DeviceStream(seed, self.device)
 
     def draw(self, count: int, random: Any) -> torch.Tensor:
         return self._drawer.draw(random.numbers, count)
 
-    def tree(self) -> TritonTree:
+    def priority_tree(self) -> TritonTree:
         if self._tree is None:
             self._tree = TritonTree(self.ring.kind.numel() + 1, self.device)
         return self._tree
 
-    def reader(self, plan: ReadPlan) -> PlanReader:
-        return TritonReader(self, plan) if has_kernels(plan) else super().reader(plan)
+    def make_reader(self, plan: ReadPlan) -> PlanReader:
+        return TritonReader(self, plan) if has_kernels(plan) else super().make_reader(plan)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the slots of row ids; -1 also for ids never issued, since raising would synchronise."""
@@ -203,18 +203,18 @@ class TritonReader(PlanReader):
         rewards = [(rows.leaves[read.leaf].view(-1), leaves[read.leaf].layout) for read in summed]
         self._reader = RowReader(self._rings, sources, rewards)
 
-    def reserve(self, count: int) -> Leaves:
-        forms, device = self.plan.forms(self._backend.schema, count), self._backend.device
+    def reserve_batch(self, count: int) -> Leaves:
+        forms, device = self.plan.leaf_specs(self._backend.schema, count), self._backend.device
         return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 
-    def fill(self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+    def fill_batch(self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
         self.read_into(reserved, slots)
         if weight is not None:
             reserved[WEIGHT] = weight
         return assemble(reserved, slots.shape)
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        leaves = self.reserve(len(slots))
+        leaves = self.reserve_batch(len(slots))
         self.read_into(leaves, slots)
         return leaves
 

@@ -9,7 +9,7 @@ import torch
 
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.kernels.reader import Reader, RebindingReader, permutation, reader, shuffled
+from relive.kernels.reader import Reader, RebindingReader, copy_shuffled, make_reader, permutation
 from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, find_sequences, sequence_reader
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
@@ -55,7 +55,7 @@ def read_epochs(
 
     def next_order() -> torch.Tensor:
         if isinstance(items, torch.Tensor):
-            return shuffled(items, random) if shuffle else items
+            return copy_shuffled(items, random) if shuffle else items
         return permutation(items, random, device) if shuffle else torch.arange(items, device=device)
 
     def batches() -> Iterator[lazy.TensorDict]:
@@ -83,7 +83,7 @@ def row_reader(
     index = torch.arange(rows * storage.num_envs, device=storage.device).view(rows, -1)
     leaves = storage.select({**storage.leaves(), ("index",): index}, fields)
     tensors = list(leaves.values())
-    return RebindingReader(lambda: reader(tensors, 2, num_items), tensors, lambda: storage.is_exposed), leaves
+    return RebindingReader(lambda: make_reader(tensors, 2, num_items), tensors, lambda: storage.is_exposed), leaves
 
 
 def fresh_reader(

@@ -67,7 +67,7 @@ def test_a_head_that_moves_before_its_row_is_detected(tmp_path: Path, monkeypatc
     reopened(root, lives)
     sealed = rl.load(tmp_path / "sealed")  # returns to the last commit, without wrong rows
     sealed.check()
-    monkeypatch.setattr(NativeBackend, "damaged_rows", accept_all_rows)
+    monkeypatch.setattr(NativeBackend, "find_damaged_rows", accept_all_rows)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint)):
         reopened(early, lives)
 
@@ -85,7 +85,7 @@ def test_rows_not_compared_with_their_checksums_are_detected(tmp_path: Path, mon
     lives: list[Any] = [(0, np.zeros(layout.envs, np.int64), clock)]
     shutil.copytree(tmp_path / "memory", tmp_path / "again")
     verify(rl.load(tmp_path / "again", rl.ReplayBuffer), story, lives)
-    monkeypatch.setattr(NativeBackend, "damaged_rows", accept_all_rows)
+    monkeypatch.setattr(NativeBackend, "find_damaged_rows", accept_all_rows)
     with pytest.raises(AssertionError):
         verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
 

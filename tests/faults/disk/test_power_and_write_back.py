@@ -116,7 +116,7 @@ def test_a_power_failure_leaves_no_torn_row(tmp_path: Path, monkeypatch: pytest.
 def test_torn_rows_without_checksums_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canary: without checksums of mutable fields, torn rows are returned."""
     machine, rng = Machine(monkeypatch), random.Random(SEED)
-    monkeypatch.setattr(NativeBackend, "torn_rows", lambda store: torch.zeros_like(store.rows.ring.first))
+    monkeypatch.setattr(NativeBackend, "find_torn_rows", lambda store: torch.zeros_like(store.rows.ring.first))
     for trial in range(40):
         (tmp_path / str(trial)).mkdir()
         try:

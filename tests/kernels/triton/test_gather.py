@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.kernels.reader import reader
+from relive.kernels.reader import make_reader
 from tests.kernels.triton.interpreter import in_every_order, interpreted
 from tests.kernels.triton.launches import WAITS, Launches
 
@@ -50,7 +50,7 @@ def test_items_of_any_dtype_and_shape_are_those_of_torch(
     tensors = [column(shape, dtype, seed) for seed, (shape, dtype) in enumerate(forms)]
     index = torch.tensor([7, *chosen, 3])
     with interpreted():
-        triton_reader = reader(tensors, 2, STEPS * ENVS)
+        triton_reader = make_reader(tensors, 2, STEPS * ENVS)
         if given_out:
             items = [torch.empty((len(chosen), *shape), dtype=dtype) for shape, dtype in forms]
             triton_reader.take_into(index, 1, 1 + len(chosen), items, padded=True)
@@ -70,7 +70,7 @@ def test_targets_with_strides_are_filled() -> None:
     assert not any(target.is_contiguous() for target in targets)
     index = torch.tensor([4, 0, 19])
     with interpreted():
-        reader(tensors, 2, STEPS * ENVS).take_into(index, 0, 3, targets)
+        make_reader(tensors, 2, STEPS * ENVS).take_into(index, 0, 3, targets)
     for target, tensor in zip(targets, tensors, strict=True):
         assert torch.equal(bits(target), bits(tensor.flatten(0, 1)[index]))
 

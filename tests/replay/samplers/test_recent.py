@@ -95,7 +95,7 @@ def test_where_the_newest_rows_are_withheld_older_ones_are_drawn() -> None:
         replay.add([float(t)], 0.0, 0.0, False, False, [t + 1.0], x=0.0)
     ring = replay.storage.rows.ring
     ring.exclude(ring.row_numbers() >= 15)  # as after a loss of power
-    replay.storage.refresh()  # type: ignore[attr-defined]
+    replay.storage.rebuild_caches()  # type: ignore[attr-defined]
     replay.check()
     assert set(replay.sample(100)["index"].tolist()) == {13, 14}
 

@@ -80,7 +80,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
     @property
     def _max_priority(self) -> float:
         sampler: Any = self.core.sampler
-        return sampler.largest()
+        return sampler.merge_largest()
 
 
 class RowTree(SumTree):

@@ -106,13 +106,13 @@ class Prioritized(Sampler):
 
     def bind(self, storage: Backend, rng: Randomness) -> Prioritized:
         """Return a bound copy; a subclass if the tree itself validates priorities on the device."""
-        if storage.tree().keeps_largest and not isinstance(self, _DevicePrioritized):
+        if storage.priority_tree().keeps_largest and not isinstance(self, _DevicePrioritized):
             return _DevicePrioritized(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
         return super().bind(storage, rng)
 
     def on_bind(self) -> None:
         self._ring = self.storage.ring
-        self.tree = self.storage.tree()
+        self.tree = self.storage.priority_tree()
         """Masses p by slot. Masked writes go to the unused last leaf, which needs no synchronisation."""
         self._slots = self.tree.num_leaves - 1
         self._new_row = 1.0, self.mass(1.0)
@@ -180,7 +180,7 @@ class Prioritized(Sampler):
         done = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
         if done is not None and done[0] < 0:
             return done[1]
-        values, mass = self.accept(priority, len(slots))
+        values, mass = self.convert_priorities(priority, len(slots))
         is_skipped = slots < 0
         largest = self._largest
         if len(values):
@@ -202,11 +202,11 @@ class Prioritized(Sampler):
     def after_write(self) -> None:
         largest = self._largest
         if not isinstance(largest, float):  # a tensor on a device: comparing it would synchronise
-            self.storage.mark(self.mass(largest))
+            self.storage.set_written_masses(self.mass(largest))
             return
         if largest != self._new_row[0]:
             self._new_row = largest, self.mass(largest)
-        self.storage.mark(self._new_row[1])
+        self.storage.set_written_masses(self._new_row[1])
 
     def on_clear(self) -> None:
         self.tree.set(torch.arange(self._slots, device=self.storage.device), 0.0)
@@ -285,7 +285,7 @@ class Prioritized(Sampler):
 
     # For shards of a distributed buffer, and for adapters
 
-    def total(self) -> tuple[float, int]:
+    def total_mass(self) -> tuple[float, int]:
         """Return the total mass as (mantissa, exponent) of base 2: a sum of large priorities may exceed float64."""
         total = float(self.tree.total())
         if math.isfinite(total):
@@ -293,7 +293,7 @@ class Prioritized(Sampler):
         mantissa, exponent = math.frexp(float((self.tree.leaves_view() * 2.0**-64).sum()))
         return mantissa, exponent + 64
 
-    def smallest(self) -> float:
+    def smallest_mass(self) -> float:
         """Return the smallest mass above zero; infinity without one."""
         return float(self.tree.smallest())
 
@@ -301,9 +301,9 @@ class Prioritized(Sampler):
         """Masses at slots, float64 [K]; by default a copy of those at all slots, 0 where no row is stored."""
         return self.tree.leaves_view()[: self._slots].clone() if slots is None else self.tree.get(slots)
 
-    def largest(self, elsewhere: float = 0.0) -> float:
-        """Raise the priority of new rows to `elsewhere`, the largest priority of other shards, and return it."""
-        self._largest = max(self._largest, elsewhere)
+    def merge_largest(self, other: float = 0.0) -> float:
+        """Raise the priority of new rows to `other`, the largest priority of other shards, and return it."""
+        self._largest = max(self._largest, other)
         return float(self._largest)
 
     def mass(self, priority: Any) -> Any:
@@ -316,7 +316,7 @@ class Prioritized(Sampler):
             return mass
         return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)
 
-    def accept(self, priority: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def convert_priorities(self, priority: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return new priorities as float64 [count] and their masses; raises if a priority is invalid.
 
         Values are not verified on other devices: it would synchronise.

@@ -86,7 +86,7 @@ STAND_INS: tuple[Sampler, ...] = (
 """Samplers that together can load every state of our samplers, to inspect a buffer with a custom sampler."""
 
 
-def resume(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
+def load_sampler_state(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
     """Load the saved state of a bound sampler; `config` is the config of the saved buffer."""
     expected, slots = sampler.state(), sampler.storage.num_slots
     arrays = saved.tensors(max(sum_bytes(expected), _MAX_SLOT_BYTES * slots) + (1 << 20))

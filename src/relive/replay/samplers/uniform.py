@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from relive.errors import NotReadyError, SchemaError, explain, verify
-from relive.kernels.reader import shuffled
+from relive.kernels.reader import copy_shuffled
 from relive.replay.ring import PENDING, TRANSITION
 from relive.replay.samplers.sampler import Choice, Sampler
 from relive.replay.views.view import require_order
@@ -100,7 +100,9 @@ class WithoutReplacement(Sampler):
         self.require_rows(count)
         slots, remaining_ids = self._take_stored(self._remaining_ids, count)
         if len(slots) < (count if self.drop_last else 1):
-            slots, remaining_ids = self._take_stored(self.storage.ids(shuffled(self.storage.stored(), self.rng)), count)
+            slots, remaining_ids = self._take_stored(
+                self.storage.ids(copy_shuffled(self.storage.stored(), self.rng)), count
+            )
         self._remaining_ids = remaining_ids  # a single assignment, which Ctrl-C cannot leave half done
         return slots, None
 

@@ -13,7 +13,7 @@ from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import add_axes
 from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
 from relive.replay.torch_reader import reduce
-from relive.replay.views.view import TRANSITION, ReadContext, View
+from relive.replay.views.view import DEFAULT_VIEW, ReadContext, View
 from relive.schema.assembly import assemble
 from relive.schema.checks import check_fraction
 from relive.schema.conversion import convert, path_name
@@ -50,7 +50,7 @@ class Hindsight:
     fn: Relabel
     ratio: float = 0.8
     strategy: Literal["future", "final", "episode"] = "future"
-    view: View = TRANSITION
+    view: View = DEFAULT_VIEW
 
     def __post_init__(self) -> None:
         check_fraction("Hindsight.ratio", self.ratio)
@@ -90,13 +90,13 @@ class Hindsight:
 
     def _draw_goals(self, context: ReadContext) -> torch.Tensor:
         """Draw an achieved goal of each row's episode [B, …]."""
-        ahead = context.ahead()
+        ahead = context.count_following()
         if self.strategy == "future":
             offset = context.random.below(ahead + 1, len(ahead))
         elif self.strategy == "final":
             offset = ahead
         else:
-            preceding = context.preceding()
+            preceding = context.count_preceding()
             offset = context.random.below(ahead + preceding + 1, len(ahead)) - preceding
         return context.column(_find_leaf(context.schema, self.achieved), context.later(offset + 1))
 

@@ -53,11 +53,11 @@ class ReadContext:
         """The fields of the buffer."""
         return self._backend.schema
 
-    def preceding(self) -> torch.Tensor:
+    def count_preceding(self) -> torch.Tensor:
         """Return the number of transitions of the same episode before each drawn row [B]."""
         return self._backend.count_preceding(self.slots)
 
-    def ahead(self) -> torch.Tensor:
+    def count_following(self) -> torch.Tensor:
         """Return the number of transitions of the same episode after each drawn row [B]."""
         return self._backend.count_following(self.slots)
 
@@ -67,7 +67,7 @@ class ReadContext:
 
     def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
         """Read one leaf at slots [B, …]."""
-        return self._backend.take(slots, (self.schema.paths.index(path),))[0]
+        return self._backend.read_leaves(slots, (self.schema.paths.index(path),))[0]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Transition:
         return row_plan(schema)
 
 
-TRANSITION = Transition()
+DEFAULT_VIEW = Transition()
 
 
 @suggests_init_keywords
@@ -153,7 +153,7 @@ Finish = Callable[[Leaves, ReadContext], Leaves]
 
 def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
     """Return a view's plan and its `finish`; results of a user's `finish` are verified. None reads transitions."""
-    chosen_view: Any = TRANSITION if view is None else _require_view(view)
+    chosen_view: Any = DEFAULT_VIEW if view is None else _require_view(view)
     plan = chosen_view.plan(backend.schema)
     if not isinstance(plan, ReadPlan):
         where, remedy = f"{type(chosen_view).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
@@ -162,7 +162,7 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
         where, expected = f"{type(chosen_view).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
         got = [read.leaf for read in plan.reads]
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
-    plan = plan.within(backend.ring.slots)
+    plan = plan.limit_to_slots(backend.ring.slots)
     _check_offsets(chosen_view, plan)
     if not plan.is_transition or plan.reduced is not None:  # Hindsight reads goals of other steps
         require_order(backend, view)

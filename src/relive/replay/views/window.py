@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from relive.errors import SchemaError, explain
 from relive.replay.read_plan import Anchor, Group, Layout, ReadPlan, row_plan
-from relive.replay.views.view import TRANSITION, NStep, Transition
+from relive.replay.views.view import DEFAULT_VIEW, NStep, Transition
 from relive.schema.fields import Field, Path, Schema, iter_leaves
 
 Offsets: TypeAlias = "Iterable[int] | Mapping[str, Offsets]"
@@ -55,7 +55,7 @@ class Window:
     pad: Literal["repeat", "zero"]
 
     def __init__(
-        self, *, view: Transition | NStep = TRANSITION, pad: Literal["repeat", "zero"] = "repeat", **offsets: Offsets
+        self, *, view: Transition | NStep = DEFAULT_VIEW, pad: Literal["repeat", "zero"] = "repeat", **offsets: Offsets
     ) -> None:
         if not isinstance(view, Transition | NStep):
             got = f"the class {view.__name__}" if isinstance(view, type) else repr(view)
@@ -72,7 +72,7 @@ class Window:
 
     @classmethod
     def from_seconds(
-        cls, fps: float, *, view: Transition | NStep = TRANSITION, pad: Literal["repeat", "zero"] = "repeat",
+        cls, fps: float, *, view: Transition | NStep = DEFAULT_VIEW, pad: Literal["repeat", "zero"] = "repeat",
         **seconds: Seconds,
     ) -> Window:  # fmt: skip
         """Make a window from offsets in seconds, such as LeRobot's delta timestamps.
@@ -99,7 +99,7 @@ class Window:
                 node = node.setdefault(name, {})
             full_range = range(steps[0], steps[0] + len(steps))
             node[path[-1]] = full_range if len(steps) > 2 and steps == tuple(full_range) else steps
-        more: dict[str, Any] = {} if self.view == TRANSITION else {"view": self.view}
+        more: dict[str, Any] = {} if self.view == DEFAULT_VIEW else {"view": self.view}
         more |= {} if self.pad == "repeat" else {"pad": self.pad}
         return f"Window({', '.join(f'{name}={value!r}' for name, value in (tree | more).items())})"
 

@@ -200,7 +200,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
         self._random = np.random.default_rng(seed)
         if self.core is not None:
             permit_forked_copy(self.core)
-            self.core._random.restore(self.core.storage.random(self._next_seed()).snapshot())
+            self.core._random.restore(self.core.storage.make_random(self._next_seed()).snapshot())
 
     _derived_attributes = ("_rows",)
 
