@@ -68,7 +68,8 @@ inline void check_count(int64_t count) {
 
 // Store an integer as an element of `dtype`. Returns false if it could lose digits.
 inline bool store_integer(int64_t value, DataType dtype, char* out) {
-    constexpr int64_t kExact = int64_t{1} << 53;  // float64 represents every integer up to here
+    // The largest number up to which float64 represents every integer.
+    constexpr int64_t kExact = int64_t{1} << 53;
     const auto store = [out](auto element) {
         std::memcpy(out, &element, sizeof element);
         return true;
@@ -104,7 +105,8 @@ inline bool read_scalar(PyObject* object, DataType dtype, char* out) {
     return !overflow && store_integer(value, dtype, out);
 }
 
-// Store the numbers of nested lists or tuples of this shape at `out` and advance it. Returns false if one could lose digits.
+// Store the numbers of nested lists or tuples of this shape at `out` and advance it. Returns false if one could lose
+// digits.
 inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, char*& out) {
     if (ndim == 0) {
         if (!read_scalar(object, dtype, out)) return false;
@@ -127,17 +129,17 @@ inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataT
     return read_numbers(object, shape, ndim, dtype, end);
 }
 
-// The C interface in the capsule of a numpy bit generator.
+// Return the C interface of a numpy bit generator from its capsule.
 inline const BitGenerator& read_generator(nb::handle capsule) {
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     if (!random) throw nb::python_error();
     return *random;
 }
 
-// For less work, releasing the GIL costs more than it gains: a busy Python thread keeps it for milliseconds.
+// For fewer bytes, releasing the GIL costs more than it gains, because a busy Python thread keeps the GIL for milliseconds.
 constexpr int64_t kReleaseBytes = 1 << 16;
 
-// Releases the GIL while it lives, if at least `min_bytes` are processed.
+// An object that releases the GIL while it exists, if the call processes at least `min_bytes` bytes.
 struct MaybeReleased {
     explicit MaybeReleased(int64_t bytes, int64_t min_bytes = kReleaseBytes)
         : state(bytes >= min_bytes ? PyEval_SaveThread() : nullptr) {}
@@ -169,14 +171,13 @@ private:
     std::vector<Array>& arrays_;
 };
 
-// Atomic changes despite exceptions from signal handlers: Python runs signal handlers between Python instructions, never
-// inside a native call. A native call is therefore atomic, and a Python function that completes it is repeated here when it
-// was interrupted.
-
 constexpr int kMaxTries = 16;
 
-// Call `change` until it returns, at most kMaxTries times, then raise its first exception. `change` only assigns: calling it
-// again has the same effect.
+// Call `change` until it returns, at most kMaxTries times, then raise its first exception.
+//
+// Python runs signal handlers between Python instructions, never inside a native call. A native call is therefore atomic,
+// and a Python function that completes its change is called again if a signal handler raised inside of it. This is safe
+// because `change` only assigns.
 inline void complete(nb::handle change) {
     std::optional<nb::python_error> first;
     for (int tries = 1;; ++tries) {
@@ -191,4 +192,4 @@ inline void complete(nb::handle change) {
     if (first) throw std::move(*first);
 }
 
-}  // namespace relive::bind
+}

@@ -30,7 +30,7 @@ struct Tensor {
     int32_t ndim;
     DataType dtype;
     int64_t* shape;
-    int64_t* strides;  // counted in elements
+    int64_t* strides;  // in elements
     uint64_t byte_offset;
 };
 
@@ -58,7 +58,7 @@ struct ExchangeApi {
     int (*current_stream)(int32_t device_type, int32_t device_id, void** out);
 };
 
-}  // namespace relive::bind::dlpack
+}
 
 // Structs of numpy's ABI for reading arrays without its headers; identical in numpy 1 and 2.
 //
@@ -86,7 +86,7 @@ struct Descr {
 
 constexpr int kContiguous = 0x0001, kAligned = 0x0100, kWriteable = 0x0400;
 
-// Convert numpy's type number. Returns false for types other than bool, integers and floats.
+// Convert numpy's type number to a dtype. Returns false for types other than bool, integers and floats.
 inline bool get_dtype(int number, DataType& out) {
     constexpr uint8_t kLong = sizeof(long) * 8;
     constexpr DataType kTypes[] = {kBool, {kInt, 8, 1}, kUInt8, {kInt, 16, 1}, {kUInt, 16, 1}, {kInt, 32, 1}, {kUInt, 32, 1},
@@ -96,7 +96,7 @@ inline bool get_dtype(int number, DataType& out) {
     return true;
 }
 
-// Returns false for an array that is not plain; the buffer protocol may still read it.
+// Read a numpy array directly. Returns false for an array that is not plain, which the buffer protocol may still read.
 inline bool read(PyObject* object, ArrayView& out) {
     const auto* array = reinterpret_cast<const Array*>(object);
     const auto* descr = reinterpret_cast<const Descr*>(array->descr);
@@ -107,7 +107,8 @@ inline bool read(PyObject* object, ArrayView& out) {
     out.ndim = array->ndim;
     // Axes of length one and axes of empty arrays may have any stride; normalise them as the buffer protocol does.
     const bool is_contiguous = array->flags & kContiguous;
-    uint64_t stride = 1;  // unsigned: the sizes of an empty array may overflow
+    // Unsigned, because the product of the sizes of an empty array may overflow.
+    uint64_t stride = 1;
     for (int i = array->ndim - 1; i >= 0; --i) {
         out.shape[i] = array->shape[i];
         if (!is_contiguous && array->strides[i] % out.itemsize() != 0) return false;
@@ -117,11 +118,11 @@ inline bool read(PyObject* object, ArrayView& out) {
     return true;
 }
 
-}  // namespace relive::bind::numpy
+}
 
 namespace relive::bind {
 
-// A buffer, held until this object is destroyed or acquires another one. Both need the GIL.
+// The buffer of a Python object, released when this object is destroyed or acquires another one. The caller holds the GIL.
 class BufferHold {
 public:
     BufferHold() { view_.obj = nullptr; }
@@ -133,7 +134,7 @@ public:
     ~BufferHold() { release(); }
 
     // Acquire the buffer of an object. Returns null, without a Python error, if it exports no strided buffer.
-    const Py_buffer* take(PyObject* object) {
+    const Py_buffer* acquire(PyObject* object) {
         release();
         if (PyObject_GetBuffer(object, &view_, PyBUF_STRIDES | PyBUF_FORMAT) == 0) return &view_;
         PyErr_Clear();
@@ -142,7 +143,8 @@ public:
     }
 
     void release() {
-        if (view_.obj) PyBuffer_Release(&view_);  // also sets view_.obj to null
+        // PyBuffer_Release also sets view_.obj to null.
+        if (view_.obj) PyBuffer_Release(&view_);
     }
 
 private:
@@ -157,7 +159,8 @@ struct Array : ArrayView {
 
 class Conversion {
 public:
-    // Set torch.Tensor and torch.nn.Parameter. Other subclasses are not read: they may redefine the meaning of their data.
+    // Set torch.Tensor and torch.nn.Parameter. Other subclasses are not read, because they may redefine what their data
+    // means.
     void set_torch(PyObject* tensor_type, PyObject* parameter_type) {
         tensor_type_ = tensor_type;
         parameter_type_ = parameter_type;
@@ -188,8 +191,9 @@ public:
     bool exchange() const { return api_ != nullptr && exchange_on_; }
     void set_exchange(bool on) { exchange_on_ = on; }
 
-    // Read a plain CPU array; false, without a Python error, for any other object. `out` borrows the object's memory and
-    // holds its buffer. An exporter written in Python runs during this call and again when the buffer is released.
+    // Read a plain CPU array. Returns false, without a Python error, for any other object. `out` borrows the object's
+    // memory and holds its buffer. An exporter written in Python runs during this call and again when the buffer is
+    // released.
     bool read(PyObject* object, Array& out) const {
         PyTypeObject* type = Py_TYPE(object);
         if (reinterpret_cast<PyObject*>(type) == tensor_type_ || reinterpret_cast<PyObject*>(type) == parameter_type_)
@@ -198,7 +202,7 @@ public:
         return read_buffer(object, out);
     }
 
-    // Address of a torch tensor; null if it is not in host memory.
+    // Return the address of a torch tensor, or null if the tensor is not in host memory.
     const char* get_address(PyObject* tensor) const {
         dlpack::Tensor t;
         if (exchange() && api_->borrow(tensor, &t) == 0)
@@ -207,7 +211,7 @@ public:
         return nullptr;
     }
 
-    // Make a torch tensor that takes over the memory: a new reference, or null with a Python error set.
+    // Make a torch tensor that takes over the memory. Returns a new reference, or null with a Python error set.
     PyObject* adopt(dlpack::ManagedTensor* tensor) const {
         void* object = nullptr;
         if (!api_) {
@@ -233,7 +237,8 @@ private:
 
     bool read_tensor(PyObject* object, Array& out) const {
         dlpack::Tensor t;
-        if (api_->borrow(object, &t) != 0) {  // fails for meta and sparse tensors
+        // `borrow` fails for meta and sparse tensors.
+        if (api_->borrow(object, &t) != 0) {
             PyErr_Clear();
             return false;
         }
@@ -254,7 +259,8 @@ private:
     // Convert a buffer's format. Returns false if the item size does not match the format letter (C sizes; `l`: 4 or 8).
     static bool get_dtype(const char* format, int64_t itemsize, DataType& out) {
         if (!format) format = "B";
-        if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;  // big-endian arrays ('>') are not read here
+        // Python converts big-endian arrays, whose format starts with '>'.
+        if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;
         const bool complex = format[0] == 'Z';
         if (complex) ++format;
         if (format[0] == 0 || format[1] != 0) return false;
@@ -285,10 +291,10 @@ private:
 
     static bool read_buffer(PyObject* object, Array& out) {
         if (!PyObject_CheckBuffer(object)) return false;
-        const Py_buffer* view = out.hold.take(object);
+        const Py_buffer* view = out.hold.acquire(object);
         if (!view || view->ndim > kMaxDims || view->suboffsets) return false;
-        // ctypes and some numpy scalars return no strides although they were requested. Python reads these: the format of
-        // a datetime64 does not tell its meaning.
+        // ctypes and some numpy scalars return no strides although strides were requested. Python converts these objects,
+        // because their format may be ambiguous, as that of a datetime64 is.
         if (view->ndim > 0 && (!view->shape || !view->strides)) return false;
         if (!get_dtype(view->format, view->itemsize, out.dtype)) return false;
         if (reinterpret_cast<uintptr_t>(view->buf) % static_cast<size_t>(view->itemsize) != 0) return false;
@@ -312,6 +318,7 @@ private:
     bool exchange_on_ = true;
 };
 
-Conversion& conversion();  // the single instance, in module.cpp
+// The only instance; module.cpp defines it.
+Conversion& conversion();
 
-}  // namespace relive::bind
+}

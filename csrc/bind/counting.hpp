@@ -1,4 +1,4 @@
-// Counters: all statistics that a buffer keeps of its steps, updated in one native call.
+// Counters update all statistics of a buffer in one native call per step.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
@@ -45,7 +45,7 @@ public:
             if (moment.leaf >= num_leaves) refuse("moments: expected a leaf of a step");
             moments_.push_back(std::move(moment));
         }
-        owner_ = nb::make_tuple(lock, nb::borrow(episodes), nb::tuple(moments));
+        kept_alive_ = nb::make_tuple(lock, nb::borrow(episodes), nb::tuple(moments));
     }
     Counters(const Counters&) = delete;
 
@@ -91,7 +91,8 @@ public:
                 refuse("array: expected [rows, envs, …]");
             CountedLeaf& leaf = leaves[i];
             leaf.dtype = array.dtype;
-            ArrayView item;  // only its shape is set: the shape per environment
+            // The shape per environment; the other members are not set.
+            ArrayView item;
             item.ndim = array.ndim - 2;
             std::copy_n(array.shape + 2, item.ndim, item.shape);
             leaf.elements = item.elements();
@@ -234,7 +235,7 @@ private:
     std::vector<CountedLeaf> leaves_;
     std::vector<std::vector<double>> measured_;
     CountedSteps steps_{};
-    nb::object acquire_, release_, owner_;
+    nb::object acquire_, release_, kept_alive_;
 };
 
 inline void bind_counting(nb::module_& m) {
@@ -246,4 +247,4 @@ inline void bind_counting(nb::module_& m) {
              nb::arg("resetting").none(), nb::arg("then").none());
 }
 
-}  // namespace relive::bind
+}

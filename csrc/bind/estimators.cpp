@@ -18,7 +18,7 @@ using scan::Job;
 using scan::table;
 using scan::View;
 
-// A scan of fewer bytes keeps the GIL: it takes less than about 20 µs.
+// A scan of fewer bytes takes less than about 20 µs and keeps the GIL.
 constexpr int64_t kScanReleaseBytes = int64_t{1} << 20;
 
 bool read_number(nb::handle object, double& out) {
@@ -174,7 +174,8 @@ nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle te
     if (!read_fraction(gamma, settings.gamma) || !PyLong_CheckExact(n.ptr()) || !read_positive(n, steps)) return nb::none();
     Array array;
     if (!conversion().read(reward.ptr(), array) || array.ndim == 0) return nb::none();
-    if (steps >= static_cast<double>(array.shape[0])) {  // every window ends at the last row: Monte-Carlo returns
+    // Every window ends at the last row or earlier, so the returns are Monte-Carlo returns.
+    if (steps >= static_cast<double>(array.shape[0])) {
         settings.lam = 1;
         return estimate(table().lambda_return, 1, tensors, settings, out);
     }
@@ -193,13 +194,13 @@ nb::object vtrace(nb::handle ratio, nb::handle reward, nb::handle value, nb::han
     return estimate(table().vtrace, 2, tensors, settings, out);
 }
 
-// Bind a function whose arguments may all be None: Python raises the errors.
+// Bind a function that accepts None for every argument, because the caller in Python raises the errors.
 template <class... Args>
 void define(nb::module_& m, const char* name, nb::object (*function)(Args...)) {
     m.def(name, function, (static_cast<void>(sizeof(Args)), nb::arg().none())...);
 }
 
-}  // namespace
+}
 
 void bind_estimators(nb::module_& m) {
     define(m, "gae", gae);
@@ -209,4 +210,4 @@ void bind_estimators(nb::module_& m) {
     m.def("set_avx2", &scan::use_avx2);
 }
 
-}  // namespace relive::bind
+}

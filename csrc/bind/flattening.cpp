@@ -11,9 +11,10 @@ namespace {
 
 // A declared field: a leaf, or a group of nested fields.
 struct Field {
-    nb::object key;  // key of this field in the enclosing dict
+    nb::object key;
     std::vector<Field> parts;
-    bool numbered = true;  // parts are named "0", "1", …: a tuple is accepted too
+    // Whether the parts are named "0", "1", …; callers may then pass a tuple or a list too.
+    bool numbered = true;
     Py_ssize_t leaves = 1;
 };
 
@@ -40,7 +41,7 @@ Field read_field(nb::handle key, nb::handle tree) {
 class Flattener {
 public:
     // `positional` and `named` map field names to None for a leaf, or to a dict of nested fields.
-    Flattener(nb::dict positional, nb::dict named) : ordered_(nb::module_::import_("collections").attr("OrderedDict")) {
+    Flattener(nb::dict positional, nb::dict named) : ordered_dict_(nb::module_::import_("collections").attr("OrderedDict")) {
         for (auto [name, tree] : positional) positional_.push_back(read_field(name, tree));
         for (auto [name, tree] : named) named_.push_back(read_field(name, tree));
         for (const auto* fields : {&positional_, &named_})
@@ -53,12 +54,12 @@ public:
         Leaves out{nb::steal(PyTuple_New(leaves_))};
         if (values.size() != positional_.size()) return nb::none();
         for (size_t i = 0; i < positional_.size(); ++i)
-            if (!take(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)), positional_[i], out)) return nb::none();
+            if (!collect(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)), positional_[i], out)) return nb::none();
         Py_ssize_t num_named = 0;
         for (const Field& field : named_) {
             PyObject* value = find(named.ptr(), field);
             if (value) ++num_named;
-            if (!take(value ? value : Py_None, field, out)) return nb::none();
+            if (!collect(value ? value : Py_None, field, out)) return nb::none();
         }
         return num_named == PyDict_Size(named.ptr()) ? out.tuple : nb::none();
     }
@@ -79,20 +80,20 @@ private:
         return value;
     }
 
-    bool take(PyObject* value, const Field& field, Leaves& out) const {
+    bool collect(PyObject* value, const Field& field, Leaves& out) const {
         if (field.parts.empty()) {
             out.add(value);
         } else if (value == Py_None) {
             for (Py_ssize_t i = 0; i < field.leaves; ++i) out.add(Py_None);
         } else {
-            return take_parts(value, field, out);
+            return collect_parts(value, field, out);
         }
         return true;
     }
 
-    bool take_parts(PyObject* value, const Field& field, Leaves& out) const {
+    bool collect_parts(PyObject* value, const Field& field, Leaves& out) const {
         const auto size = static_cast<Py_ssize_t>(field.parts.size());
-        const bool is_dict = PyDict_CheckExact(value) || reinterpret_cast<PyObject*>(Py_TYPE(value)) == ordered_.ptr();
+        const bool is_dict = PyDict_CheckExact(value) || reinterpret_cast<PyObject*>(Py_TYPE(value)) == ordered_dict_.ptr();
         const bool is_tuple = PyTuple_CheckExact(value), is_list = PyList_CheckExact(value);
         if (is_dict ? PyDict_Size(value) != size
                     : !field.numbered || !(is_tuple || is_list) || PySequence_Size(value) != size)
@@ -100,27 +101,29 @@ private:
         for (Py_ssize_t i = 0; i < size; ++i) {
             const Field& part = field.parts[static_cast<size_t>(i)];
             PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
-            if (!inner) PyErr_Clear();  // other code shortened the list meanwhile
+            // A key with an `__eq__` in Python may have shortened the list.
+            if (!inner) PyErr_Clear();
             if (!inner || inner == Py_None) return false;
             if (part.parts.empty()) {
                 out.add(inner);
                 continue;
             }
-            const nb::object held = nb::borrow(inner);  // keeps it alive: a key's __eq__ may remove it from its dict
-            if (!take_parts(inner, part, out)) return false;
+            // A key with an `__eq__` in Python may remove the value from its dict.
+            const nb::object held = nb::borrow(inner);
+            if (!collect_parts(inner, part, out)) return false;
         }
         return true;
     }
 
     std::vector<Field> positional_, named_;
-    nb::object ordered_;  // the class collections.OrderedDict
+    nb::object ordered_dict_;
     Py_ssize_t leaves_ = 0;
 };
 
-}  // namespace
+}
 
 void bind_flattening(nb::module_& m) {
     nb::class_<Flattener>(m, "Flattener").def(nb::init<nb::dict, nb::dict>()).def("flatten", &Flattener::flatten);
 }
 
-}  // namespace relive::bind
+}

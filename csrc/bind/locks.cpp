@@ -39,7 +39,8 @@ private:
 using Clock = std::chrono::steady_clock;
 using Status = ProcessMutex::Status;
 
-constexpr double kUnlimited = 1e9;  // in seconds; a longer time could overflow as nanoseconds
+// Seconds from which on waiting is unlimited, because the nanoseconds could overflow.
+constexpr double kUnlimited = 1e9;
 
 // A context manager around a mutex shared by processes. The first holder after a dead one repairs the data.
 class ProcessLock {
@@ -47,8 +48,8 @@ public:
     // `memory` is uint8 [128], zeros if `is_new`. `recover` is called by the first holder after a dead one. Waiting ends
     // after `timeout` seconds: a holder may be stopped without being dead.
     ProcessLock(nb::object memory, bool is_new, nb::callable recover, double timeout)
-        : owner_(std::move(memory)),
-          mutex_(read_memory<uint8_t>(owner_, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
+        : kept_alive_(std::move(memory)),
+          mutex_(read_memory<uint8_t>(kept_alive_, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
           recover_(std::move(recover)),
           timeout_(timeout) {
         if (!(timeout >= 0)) refuse("timeout: expected seconds, got ", timeout);
@@ -72,7 +73,8 @@ public:
         try {
             recover_();
         } catch (...) {
-            exit();  // unlock without marking the data as repaired: the next holder tries again
+            // The data is not marked as repaired, so the next holder tries again.
+            exit();
             throw;
         }
         mutex_.set_repaired();
@@ -83,12 +85,13 @@ public:
 
 private:
     bool wait_within(double seconds) {
-        if (mutex_.owes_a_turn()) {
+        if (mutex_.must_give_way()) {
             nb::gil_scoped_release released;
             mutex_.give_way();
         }
         Status status = mutex_.try_enter();
-        std::optional<Clock::time_point> deadline;  // reads the clock only if the lock is not free at once
+        // The deadline is computed only if the lock is not free at once, which saves reading the clock.
+        std::optional<Clock::time_point> deadline;
         while (status != Status::kHeld) {
             if (status == Status::kSliceOver && PyErr_CheckSignals() != 0) throw nb::python_error();
             if (!deadline) deadline = deadline_in(seconds);
@@ -105,7 +108,7 @@ private:
         return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     }
 
-    nb::object owner_;  // keeps the memory of the mutex alive
+    nb::object kept_alive_;
     ProcessMutex mutex_;
     nb::object recover_;
     double timeout_;
@@ -133,7 +136,7 @@ private:
 };
 #endif
 
-}  // namespace
+}
 
 void bind_locks(nb::module_& m) {
     nb::class_<GuardedLock>(m, "GuardedLock")
@@ -155,4 +158,4 @@ void bind_locks(nb::module_& m) {
 #endif
 }
 
-}  // namespace relive::bind
+}

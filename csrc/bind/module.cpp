@@ -21,18 +21,19 @@ void bind_priority_tree(nb::module_& m);
 void bind_ring(nb::module_& m);
 void bind_rollout(nb::module_& m);
 
-}  // namespace relive::bind
+}
 
 namespace {
 
-// Whether an object is the named class. Instances of these classes are read directly: no other class may stand in.
+// Whether `type` is the class `name` of `module`. Instances are read as memory of a known layout, so other classes are
+// refused.
 bool is_type(nb::handle type, const char* module, const char* name) {
     return PyType_Check(type.ptr()) && nb::str(type.attr("__module__")).equal(nb::str(module)) &&
                        nb::str(type.attr("__name__")).equal(nb::str(name));
 }
 
 #ifdef RELIVE_CRC32
-// CRC-32 of an object's buffer: the result of zlib.crc32, faster.
+// Return the CRC-32 of an object's buffer. `previous` is the CRC-32 of the preceding bytes.
 uint32_t checksum(nb::handle data, uint32_t previous) {
     Py_buffer view;
     if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
@@ -46,12 +47,13 @@ uint32_t checksum(nb::handle data, uint32_t previous) {
 }
 #endif
 
-}  // namespace
+}
 
 NB_MODULE(_native, m) {
     using namespace relive::bind;
     m.doc() = "The native core. Arrays are torch tensors, or numpy arrays where torch lacks the exchange API.";
-    nb::set_leak_warnings(false);  // buffers among the arguments of a process live until it ends
+    // Buffers that exist until the process ends are not leaks.
+    nb::set_leak_warnings(false);
     m.def("set_torch", [](nb::handle tensor_type, nb::handle parameter_type) {
         if (!is_type(tensor_type, "torch", "Tensor") || !is_type(parameter_type, "torch.nn.parameter", "Parameter"))
             throw std::invalid_argument("types: expected torch.Tensor and torch.nn.Parameter");

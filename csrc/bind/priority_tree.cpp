@@ -15,7 +15,8 @@ namespace relive::bind {
 namespace {
 
 constexpr int64_t kMaxTreeLeaves = int64_t{1} << 48;
-constexpr int64_t kBytesPerLeaf = 64;  // a cache line: estimates the work of a call, to decide whether to release the GIL
+// Estimated bytes per leaf, a cache line, by which a call decides whether to release the GIL.
+constexpr int64_t kBytesPerLeaf = 64;
 
 bool read_vector(nb::handle object, DataType dtype, Array& out) {
     return conversion().read(object.ptr(), out) && out.dtype == dtype && out.ndim == 1 && out.contiguous();
@@ -29,9 +30,9 @@ public:
     BoundTree(nb::tuple memory, int64_t num_leaves)
         : tree(part(memory, 0, num_leaves), part(memory, 1, num_leaves), part(memory, 2, num_leaves),
                 reinterpret_cast<TreeSummary*>(part(memory, 3, num_leaves)), num_leaves),
-          owner_(std::move(memory)) {}
+          kept_alive_(std::move(memory)) {}
 
-    // Sizes of the arrays of leaves, sums, minima and the summary.
+    // Return the sizes of the arrays of leaves, sums, minima and the summary.
     static nb::tuple sizes(int64_t num_leaves) {
         if (num_leaves < 1 || num_leaves > kMaxTreeLeaves)
             refuse("num_leaves: expected 1 to 2^48, got ", num_leaves);
@@ -87,9 +88,10 @@ public:
         return nb::make_tuple(tensors[0], tensors[1]);
     }
 
-    // Set leaves to (priority + eps)^alpha; leaves of -1 are skipped. Returns (bad, skipped): -1 or the position of the
-    // first invalid priority, in which case nothing has changed, and the number of skipped leaves. Raises the first item of
-    // `numbers`, a list or an array, to the largest priority. Returns None if an argument does not fit exactly.
+    // Set leaves to (priority + eps)^alpha; leaves of -1 are skipped. Returns (bad, skipped): the position of the first
+    // invalid priority or -1, and the number of skipped leaves. If a priority is invalid, nothing changes. If a priority
+    // exceeds the first item of `numbers`, a list or an array, that item becomes the priority. Returns None if an argument
+    // does not fit exactly.
     nb::object update(nb::handle leaves, nb::handle priorities, double alpha, double eps, nb::object numbers) {
         Array index, values;
         if (!read_vector(leaves, kInt64, index) || !conversion().read(priorities.ptr(), values) || values.ndim != 1 ||
@@ -150,10 +152,10 @@ private:
         tree.draw(leaves, priorities, count, random);
     }
 
-    nb::object owner_;  // keeps the arrays of the tree alive
+    nb::object kept_alive_;
 };
 
-}  // namespace
+}
 
 void bind_priority_tree(nb::module_& m) {
     const auto none = nb::none();
@@ -172,4 +174,4 @@ void bind_priority_tree(nb::module_& m) {
         .def_static("sizes", &BoundTree::sizes);
 }
 
-}  // namespace relive::bind
+}

@@ -1,5 +1,5 @@
-// Bindings of a replay buffer's memory: RingMemory writes steps and draws rows, PlanReader reads batches, WriteBack rewrites
-// leaves.
+// Bindings of a replay buffer's memory: RingMemory writes steps and draws rows, PlanReader reads batches, WriteBack
+// rewrites leaves.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -47,7 +47,7 @@ void read_state(nb::dict state, Ring& ring) {
         refuse("state: expected kind, first, head, open, resetting, count, floor, journal and seals, got ", nb::str(name).c_str());
 }
 
-// The leaf stored in a column [slots, envs, …]; `stack` is (k, axis, repeat) or None.
+// Make the leaf that is stored in a column [slots, envs, …]; `stack` is (k, axis, repeat) or None.
 Leaf make_leaf(nb::handle column, nb::handle stack, int64_t slots, int64_t envs) {
     Leaf leaf(read_output(column, "column"), slots, envs);
     if (stack.is_none()) return leaf;
@@ -107,7 +107,7 @@ bool read_input(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Arr
     const int ndim = lead.put(shape);
     for (int d = 0; d < leaf.ndim; ++d) shape[ndim + d] = leaf.shape[d];
     if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, leaf.input_bytes * lead.steps * lead.envs, input.scratch))
-        return conversion().read(object, array) && accept(array, leaf, lead, input);
+        return conversion().read(object, array) && read_array(array, leaf, lead, input);
     input.data = input.source = input.scratch.data();
     input.source_bytes = 0;
     return true;
@@ -119,22 +119,22 @@ public:
     // observations; `next_columns` has a column of next observations for each, or is empty. `state` has the arrays of the
     // ring by name (see `read_state`).
     BoundRing(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state,
-              int64_t alive, bool next_step, bool same_step, bool single, int reward, int terminated, int truncated)
+              int64_t num_sampleable, bool next_step, bool same_step, bool single, int reward, int terminated, int truncated)
         : memory_(make_memory(columns, stacks, std::move(observed), next_columns, state)),
           writer_(memory_),
           requests_(memory_),
           arrays_(writer_.block.size()),
           single_(single),
-          owner_(nb::make_tuple(nb::tuple(columns), nb::tuple(next_columns), state.values())) {
+          kept_alive_(nb::make_tuple(nb::tuple(columns), nb::tuple(next_columns), state.values())) {
         const Ring& ring = memory_.ring;
-        memory_.ring.alive = alive;
+        memory_.ring.num_sampleable = num_sampleable;
         memory_.ring.next_step = next_step;
         memory_.same_step = same_step;
         memory_.reward = reward;
         memory_.terminated = terminated;
         memory_.truncated = truncated;
         if (single && ring.envs != 1) refuse("single: expected one environment, got ", ring.envs);
-        if (alive < 1 || alive > ring.slots) refuse<OutOfRange>("alive: expected 1 to ", ring.slots, ", got ", alive);
+        if (num_sampleable < 1 || num_sampleable > ring.slots) refuse<OutOfRange>("num_sampleable: expected 1 to ", ring.slots, ", got ", num_sampleable);
         check_leaf_numbers({reward}, memory_.leaves.size(), "reward");
         for (const int flag : {terminated, truncated}) {
             check_leaf_numbers({flag}, memory_.leaves.size(), "terminated, truncated");
@@ -144,12 +144,13 @@ public:
     }
     BoundRing(const BoundRing&) = delete;
 
-    // The ring and its columns. A binding that stores the reference must keep this object alive.
+    // Return the ring and its columns. A binding that stores the reference must keep this object alive.
     RingMemory& memory() { return memory_; }
 
-    // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 or a `Warning` (each once) if the steps were
-    // stored. Otherwise nothing was stored: i if leaf i (next observations follow the leaves) does not fit exactly, -2 - i
-    // if the stack of leaf i cannot be rebuilt from single frames. `then` completes the change (see `complete`), or is None.
+    // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 or a `Warning` (each once) if the steps
+    // were stored. Otherwise nothing was stored: i if leaf i (next observations follow the leaves) does not fit exactly, -2
+    // - i if the stack of leaf i cannot be rebuilt from single frames. `then` completes the change (see `complete`), or is
+    // None.
     int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks, nb::handle then) {
         const int64_t status = store(values, nexts, env_ids, steps, blocks);
         const bool is_stored = status == -1 || status <= kLooksInfinite;
@@ -161,10 +162,10 @@ public:
     void observe(nb::handle counters) {
         nb::cast<Counters&>(counters).check(memory_);
         counters_ = &nb::cast<Counters&>(counters);
-        counters_owner_ = nb::borrow(counters);
+        counters_kept_alive_ = nb::borrow(counters);
     }
 
-    // The counts of `Continuity` as (followed, cut, ended, reset, restarted, infinite).
+    // Return the counts of `Continuity` as (followed, cut, ended, reset, restarted, infinite).
     nb::tuple continuity_counts() const {
         const Continuity& all = writer_.continuity;
         return nb::make_tuple(all.followed, all.cut, all.ended, all.reset, all.restarted, all.infinite);
@@ -181,7 +182,7 @@ public:
         store_all_checksums(memory_);
     }
 
-    // out[slot] = 1 if a row in [since[env], until[env]) differs from its checksums.
+    // Set out[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0.
     void find_broken(nb::handle since, nb::handle until, nb::handle out) const {
         const auto* first = read_memory<const int64_t>(since, kInt64, memory_.ring.envs, "since");
         const auto* end = read_memory<const int64_t>(until, kInt64, memory_.ring.envs, "until");
@@ -218,8 +219,8 @@ public:
         return out;
     }
 
-    // Return the slots of row ids, -1 for rows that can no longer be sampled; or the position of the first id that was never
-    // issued to a transition.
+    // Return the slots of row ids, -1 for rows that can no longer be sampled; or the position of the first id that was
+    // never issued to a transition.
     nb::object locate(nb::handle ids, nb::object out) const {
         const Array in = read_index(ids);
         auto* slots = target<int64_t>(out, kInt64, in.shape[0]);
@@ -297,7 +298,8 @@ private:
         std::optional<Counters::Hold> hold;
         if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
-        if (counters_) counters_->count(block, memory_);  // throws if a counter would overflow
+        // `count` throws before it changes anything if a counter would overflow.
+        if (counters_) counters_->count(block, memory_);
         writer_.write();
         return writer_.continuity.next_warning();
     }
@@ -305,11 +307,13 @@ private:
     RingMemory memory_;
     RingWriter writer_;
     PageRequests requests_;
-    std::vector<Array> arrays_;  // leaves of the step being written
+    // The leaves of the step that is being written.
+    std::vector<Array> arrays_;
     bool is_writing_ = false;
-    bool single_;  // whether there is one environment, passed without an environment axis
+    // Whether there is one environment, whose values have no environment axis.
+    bool single_;
     Counters* counters_ = nullptr;
-    nb::object owner_, counters_owner_;  // keep the arrays and the counters alive
+    nb::object kept_alive_, counters_kept_alive_;
 };
 
 // A batch with its tensors. After its construction nothing can run out of memory.
@@ -347,7 +351,8 @@ public:
     }
     PlanReader(const PlanReader&) = delete;
 
-    // Draw `count` rows uniformly and read them into new tensors. Returns None if transitions are too rare to find by chance.
+    // Draw `count` rows uniformly and read them into new tensors. Returns None if transitions are too rare to find by
+    // chance.
     nb::object sample(int64_t count, nb::handle capsule) {
         ReservedBatch reserved = reserve(count);
         if (!plan_.memory.ring.draw(count, read_generator(capsule), reserved.batch.rows())) return nb::none();
@@ -424,10 +429,10 @@ private:
 
 class WriteBack {
 public:
-    // `leaves` are ascending indices of columns. `checksums` [slots, envs] and `journal` are None unless the memory outlives
-    // the process. From now on, the other checksums of a row exclude these columns.
+    // `leaves` are ascending indices of columns. `checksums` [slots, envs] and `journal` are None unless the memory
+    // outlives the process. From now on, the other checksums of a row exclude these columns.
     WriteBack(RingMemory& memory, std::vector<int> leaves, nb::object checksums, nb::object journal)
-        : memory_(memory), owner_(nb::make_tuple(checksums, journal)) {
+        : memory_(memory), kept_alive_(nb::make_tuple(checksums, journal)) {
         Rewritable rewritable;
         int64_t bytes = 0;
         int last = -1;
@@ -475,7 +480,7 @@ public:
     // Complete the rewrite that a killed process left in the journal, if any.
     void finish() { finish_write_back(memory_); }
 
-    // out[slot] = 1 if the rewritable leaves of a transition differ from their checksum.
+    // Set out[slot] = 1 if the rewritable leaves of a transition differ from their checksum, otherwise 0.
     void find_torn(nb::handle out) const {
         auto* torn = read_memory<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
         MaybeReleased released(kReleaseBytes);
@@ -486,10 +491,10 @@ private:
     RingMemory& memory_;
     uint64_t* checksums_;
     int64_t* journal_;
-    nb::object owner_;  // keeps the arrays alive
+    nb::object kept_alive_;
 };
 
-}  // namespace
+}
 
 void bind_ring(nb::module_& m) {
     bind_counting(m);
@@ -538,4 +543,4 @@ void bind_ring(nb::module_& m) {
         .def("find_torn", &WriteBack::find_torn);
 }
 
-}  // namespace relive::bind
+}

@@ -1,5 +1,5 @@
-// Bindings of a rollout's columns: Columns writes rows, Gather reads items, SequenceIndex and SequenceGather read sequences;
-// `shuffle` and `permutation` give their order.
+// Bindings of a rollout's columns: Columns writes rows, Gather reads items, SequenceIndex and SequenceGather read
+// sequences; `shuffle` and `permutation` give their order.
 #include "../core/rollout.hpp"
 
 #include <nanobind/nanobind.h>
@@ -20,7 +20,7 @@ class Columns {
 public:
     // `arrays[i]` is [rows, …]. Callers pass a row without its `lead` leading axes of length one (a single environment has
     // no environment axis). For an `optional` column they may pass None, which writes zeros.
-    Columns(nb::list arrays, nb::list optional, int lead) : owner_(arrays) {
+    Columns(nb::list arrays, nb::list optional, int lead) : kept_alive_(arrays) {
         if (optional.size() != arrays.size()) refuse("optional: expected one for each column");
         if (lead < 0 || lead > kMaxDims) refuse("lead: expected a number of axes, got ", lead);
         for (size_t i = 0; i < arrays.size(); ++i) {
@@ -62,7 +62,7 @@ public:
     // Whether the memory of a tensor has moved, as after `share_memory_`.
     bool have_moved() const {
         for (size_t i = 0; i < columns_.size(); ++i)
-            if (conversion().get_address(owner_[i].ptr()) != columns_[i].data) return true;
+            if (conversion().get_address(kept_alive_[i].ptr()) != columns_[i].data) return true;
         return false;
     }
 
@@ -90,10 +90,11 @@ private:
     std::vector<Column> columns_;
     std::vector<bool> is_optional_;
     std::vector<ColumnWrite> writes_;
-    std::vector<Array> arrays_;  // leaves of the step being written
+    // The leaves of the step that is being written.
+    std::vector<Array> arrays_;
     bool is_writing_ = false;
     int64_t rows_ = 0;
-    nb::tuple owner_;  // keeps the tensors of the columns alive
+    nb::tuple kept_alive_;
 };
 
 // Read arrays as columns of at least `items` items. An item of `arrays[i]` has its last `item_ndims[i]` axes.
@@ -111,7 +112,7 @@ std::vector<Column> read_columns(nb::list arrays, const std::vector<int>& item_n
 class Gather {
 public:
     Gather(nb::list arrays, std::vector<int> item_ndims, int64_t items)
-        : columns_(read_columns(arrays, item_ndims, items)), items_(items), owner_(nb::tuple(arrays)) {}
+        : columns_(read_columns(arrays, item_ndims, items)), items_(items), kept_alive_(nb::tuple(arrays)) {}
 
     // Read the items index[start:stop] of every column into new tensors [count, …]. `padded`: an index of -1 gives zeros.
     nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded) const {
@@ -161,7 +162,7 @@ private:
 
     std::vector<Column> columns_;
     int64_t items_;
-    nb::object owner_;  // keeps the arrays alive
+    nb::object kept_alive_;
 };
 
 // Whether all objects are contiguous plain arrays in host memory.
@@ -230,7 +231,7 @@ public:
         : index_(nb::cast<const SequenceIndex&>(index)),
           reader_(index_.sequences, index_.rows, length, read_layout(layout), read_columns(steps, step_ndims, index_.rows),
                   read_columns(carried, carried_ndims, index_.rows)),
-          owner_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(carried))) {
+          kept_alive_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(carried))) {
         if (length < index_.sequences.longest) refuse("length: expected at least ", index_.sequences.longest, ", got ", length);
     }
 
@@ -261,10 +262,10 @@ private:
 
     const SequenceIndex& index_;
     SequenceReader reader_;
-    nb::object owner_;  // keeps the index and the arrays alive
+    nb::object kept_alive_;
 };
 
-}  // namespace
+}
 
 void bind_rollout(nb::module_& m) {
     m.attr("MAX_LEAVES") = kMaxLeaves;
@@ -291,4 +292,4 @@ void bind_rollout(nb::module_& m) {
         .def("take", &SequenceGather::take);
 }
 
-}  // namespace relive::bind
+}

@@ -11,19 +11,19 @@
 
 namespace relive::bind {
 
-// One allocation: this header, a DLPack description per tensor, and their memory. Freed with its last tensor.
+// A block of memory with this header, a DLPack description per tensor, and the tensors. It is freed with its last tensor.
 class TensorBlock {
 public:
     static TensorBlock* make(size_t count, int64_t bytes) {
         const auto size = static_cast<size_t>(round_up(kHeader + descriptions_bytes(count) + bytes));
-        void* memory = BlockCache::instance().take(size);
+        void* memory = BlockCache::instance().allocate(size);
         if (!memory) throw OutOfMemory();
         auto* block = new (memory) TensorBlock;
         block->size_ = size;
         return block;
     }
 
-    // Drops one reference: that of the maker, or that of a tensor.
+    // Drops a reference to a block. Its maker has one, and each tensor has one.
     struct Release {
         void operator()(TensorBlock* block) const {
             if (block->references_.fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -79,8 +79,8 @@ inline nb::list make_tensors(TensorPlans& plans) {
         PyObject* tensor = nullptr;
         if (plan.in_shared_block) {
             if (!shared) {
-                shared.reset(TensorBlock::make(plans.shared(), plans.shared_bytes()));
-                next = shared->memory(plans.shared());
+                shared.reset(TensorBlock::make(plans.num_shared(), plans.shared_bytes()));
+                next = shared->memory(plans.num_shared());
             }
             plan.data = next;
             next += TensorPlans::round_up(plan.bytes);
@@ -96,7 +96,7 @@ inline nb::list make_tensors(TensorPlans& plans) {
     return out;
 }
 
-// Memory for `count` numbers: of `out`, or of a new tensor if `out` is None.
+// Return memory for `count` numbers: that of `out`, or that of a new tensor if `out` is None.
 template <class T>
 T* target(nb::object& out, DataType dtype, int64_t count) {
     check_count(count);
@@ -107,4 +107,4 @@ T* target(nb::object& out, DataType dtype, int64_t count) {
     return plans.as<T>(0);
 }
 
-}  // namespace relive::bind
+}

@@ -22,7 +22,7 @@ namespace relive {
 
 constexpr int kMaxDims = 16;
 
-// Values as in DLPack.
+// Codes of number types, with the values of DLPack.
 enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBoolean = 6 };
 
 struct DataType {
@@ -45,7 +45,7 @@ struct ArrayView {
     bool is_writable = true;
     int ndim = 0;
     int64_t shape[kMaxDims];
-    int64_t strides[kMaxDims];  // counted in elements
+    int64_t strides[kMaxDims];  // in elements
 
     template <class T>
     T* as() const {
@@ -54,7 +54,7 @@ struct ArrayView {
 
     int64_t itemsize() const { return dtype.bytes(); }
 
-    // Unsigned: the sizes of an empty array may overflow when multiplied.
+    // The product is unsigned, because the sizes of an empty array may overflow when multiplied.
     int64_t elements() const {
         uint64_t product = 1;
         for (int i = 0; i < ndim; ++i) product *= static_cast<uint64_t>(shape[i]);
@@ -71,7 +71,7 @@ struct ArrayView {
         return true;
     }
 
-    // Whether the shape is `lead` axes of any length followed by `sizes`. A loop: for few axes memcmp costs more.
+    // Whether the shape is `lead` axes of any length followed by `sizes`. For few axes a loop costs less than memcmp.
     bool ends_with(int lead, int count, const int64_t* sizes) const {
         bool same = ndim == lead + count;
         for (int d = 0; same && d < count; ++d) same = shape[lead + d] == sizes[d];
@@ -120,19 +120,21 @@ inline void as_flags(char* out, const char* in, int64_t count) noexcept {
 // Whether a finite number rounds to an infinite float.
 inline bool overflows(double x) noexcept { return std::fabs(x) >= 0x1.ffffffp127 && std::fabs(x) <= DBL_MAX; }
 
-// Cast doubles to floats. Returns false if a finite value became infinite. Tracking the maximum in the same pass is free.
+// Cast doubles to floats. Returns false if a finite number became infinite.
 inline bool narrow(float* out, const double* in, int64_t count) noexcept {
     int64_t i = 0;
     float largest = 0;
 #ifdef __SSE2__
     const __m128 positive = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));
-    __m128 maxima[2] = {_mm_setzero_ps(), _mm_setzero_ps()};  // two maxima, to break the dependency chain
+    // Two maxima halve the chain of dependent instructions.
+    __m128 maxima[2] = {_mm_setzero_ps(), _mm_setzero_ps()};
     for (; i + 8 <= count; i += 8)
         for (int half = 0; half < 2; ++half) {
             const double* from = in + i + 4 * half;
             const __m128 four = _mm_movelh_ps(_mm_cvtpd_ps(_mm_loadu_pd(from)), _mm_cvtpd_ps(_mm_loadu_pd(from + 2)));
             _mm_storeu_ps(out + i + 4 * half, four);
-            maxima[half] = _mm_max_ps(_mm_and_ps(four, positive), maxima[half]);  // max_ps ignores NaN in its first operand
+            // _mm_max_ps ignores a NaN in its first operand.
+            maxima[half] = _mm_max_ps(_mm_and_ps(four, positive), maxima[half]);
         }
     float lanes[4];
     _mm_storeu_ps(lanes, _mm_max_ps(maxima[0], maxima[1]));
@@ -171,18 +173,22 @@ inline void with_size(int64_t bytes, Work work) {
     }
 }
 
-constexpr int64_t kAhead = 24;      // number of items between a prefetch and its copy
-constexpr int64_t kNear = 1 << 22;  // arrays up to this many bytes stay in the cache and need no prefetch
-constexpr int64_t kShortRow = 96;   // rows of more bytes are copied with memcpy
+// Number of items between a prefetch and the copy of the prefetched item.
+constexpr int64_t kAhead = 24;
+// Arrays of at most this many bytes stay in the cache and need no prefetch.
+constexpr int64_t kNear = 1 << 22;
+// Rows of at most this many bytes are copied by `copy_row`, longer rows by memcpy.
+constexpr int64_t kShortRow = 96;
 
 // Prefetch the first 1024 bytes of an item; the hardware prefetcher continues from there.
 inline void prefetch_item(const char* item, int64_t bytes) noexcept {
     for (int64_t offset = 0; offset < bytes && offset < 1024; offset += 64) RELIVE_PREFETCH(item + offset);
 }
 
-// out[i] = items[index[i]] for `total` items of `bytes` bytes. The caller has range-checked the index.
+// Set out[i] = items[index[i]] for every i. There are `total` items of `bytes` bytes, and the caller has checked the index.
 inline void gather(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes, int64_t total) noexcept {
-    const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;  // number of copies that also prefetch a later item
+    // Number of copies that also prefetch a later item.
+    const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;
     with_size(bytes, [=](auto size) {
         constexpr int64_t kBytes = decltype(size)::value;
         int64_t i = 0;
@@ -206,8 +212,8 @@ inline void gather(char* out, const char* items, const int64_t* index, int64_t c
     });
 }
 
-// Like `gather`, with zeros for an index of -1. Runs of consecutive items (the steps of a replayed sequence) are copied
-// at once.
+// Gather items like `gather`, with zeros for an index of -1. Consecutive items, such as the steps of a sequence, are
+// copied at once.
 inline void gather_padded(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes,
                           int64_t total) noexcept {
     const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;
@@ -229,7 +235,8 @@ inline void gather_padded(char* out, const char* items, const int64_t* index, in
 
 // Whether every index is in [lowest, items).
 inline bool in_range(const int64_t* index, int64_t count, int64_t items, int64_t lowest = 0) noexcept {
-    uint64_t largest = 0;  // values below `lowest` wrap to huge unsigned ones
+    // Indices below `lowest` wrap around to huge unsigned numbers.
+    uint64_t largest = 0;
     for (int64_t i = 0; i < count; ++i) {
         const uint64_t value = static_cast<uint64_t>(index[i]) - static_cast<uint64_t>(lowest);
         largest = value > largest ? value : largest;
@@ -237,4 +244,4 @@ inline bool in_range(const int64_t* index, int64_t count, int64_t items, int64_t
     return count == 0 || largest < static_cast<uint64_t>(items - lowest);
 }
 
-}  // namespace relive
+}

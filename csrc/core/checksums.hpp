@@ -13,8 +13,8 @@
 
 namespace relive {
 
-// Mix a word into a state. One-to-one in both arguments: a change of a single word always changes the result. Without the
-// rotation, changes of the highest bits of two words would cancel.
+// Mix a word into a state. The result is one-to-one in both arguments, so a change of one word always changes it. Without
+// the rotation, changes of the highest bits of two words would cancel.
 inline uint64_t mix(uint64_t state, uint64_t word) {
     const uint64_t product = (state ^ word) * 0x9E3779B97F4A7C15u;
     return (product << 29) | (product >> 35);
@@ -77,7 +77,7 @@ inline void store_rewritable_checksum(const RingMemory& memory, int64_t flat, in
     if (memory.rewritable.checksums) memory.rewritable.checksums[flat] = compute_rewritable_checksum(memory, flat, row);
 }
 
-// Out of line: most rings have no checksums, and writing a small row takes a microsecond.
+// The function is not inlined, because most rings have no checksums, and its code would slow down writing small rows.
 RELIVE_NOINLINE inline void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
     uint64_t* checksums = memory.ring.checksums;
     if (of_observation) checksums[2 * flat] = compute_observation_checksum(memory, flat, row);
@@ -97,8 +97,8 @@ inline void store_all_checksums(const RingMemory& memory) {
         store_checksums(memory, flat, ring.get_row(flat), true, true);
 }
 
-// broken[slot] = 1 if a row in [since[env], until[env]) differs from its checksums. Rows that hold only an observation
-// are compared by that alone. Rewritable leaves are not compared (see `find_torn_rows`).
+// Set broken[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0. Rows that hold only an
+// observation are compared by that alone. Rewritable leaves are not compared (see `find_torn_rows`).
 inline void find_broken_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* broken) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat) {
@@ -112,7 +112,7 @@ inline void find_broken_rows(const RingMemory& memory, const int64_t* since, con
     }
 }
 
-// torn[slot] = 1 if the slot holds a transition whose rewritable leaves differ from their checksum.
+// Set torn[slot] = 1 if the slot holds a transition whose rewritable leaves differ from their checksum, otherwise 0.
 inline void find_torn_rows(const RingMemory& memory, uint8_t* torn) {
     const Ring& ring = memory.ring;
     const uint64_t* checksums = memory.rewritable.checksums;
@@ -121,14 +121,14 @@ inline void find_torn_rows(const RingMemory& memory, uint8_t* torn) {
                      checksums[flat] != compute_rewritable_checksum(memory, flat, ring.get_row(flat));
 }
 
-// Bytes of the rewritable leaves per row.
+// Return the number of bytes of the rewritable leaves of a row.
 inline int64_t rewritable_bytes(const RingMemory& memory) {
     int64_t bytes = 0;
     for (const int l : memory.rewritable.leaves) bytes += memory.leaf(l).bytes;
     return bytes;
 }
 
-// Keep the compiler from moving stores. The processor need not be fenced: after a kill, completed stores are visible in
+// Keep the compiler from moving stores. The processor needs no fence, because after a kill completed stores are visible in
 // program order.
 inline void keep_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
@@ -171,4 +171,4 @@ inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, 
     }
 }
 
-}  // namespace relive
+}

@@ -9,14 +9,15 @@
 namespace relive {
 namespace {
 
-constexpr int64_t kMaxCount = int64_t{1} << 53;  // float64 counts exactly up to here
+// The largest number up to which float64 represents every integer.
+constexpr int64_t kMaxCount = int64_t{1} << 53;
 
 template <class T>
 double element(const char* data, int64_t i) {
     return static_cast<double>(reinterpret_cast<const T*>(data)[i]);
 }
 
-// Convert a float16: 5 exponent bits, 10 fraction bits.
+// Convert a float16, which has 5 exponent bits and 10 fraction bits.
 double half(const char* data, int64_t i) {
     const uint16_t bits = reinterpret_cast<const uint16_t*>(data)[i];
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -25,7 +26,7 @@ double half(const char* data, int64_t i) {
     return bits >> 15 ? -magnitude : magnitude;
 }
 
-// Convert a bfloat16: the upper half of a float32.
+// Convert a bfloat16, which is the upper half of a float32.
 double bfloat(const char* data, int64_t i) {
     const uint32_t bits = static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(data)[i]) << 16;
     float value;
@@ -35,7 +36,7 @@ double bfloat(const char* data, int64_t i) {
 
 using Load = double (*)(const char*, int64_t);
 
-// The conversion of an element to float64; null for dtypes without one.
+// Return the conversion of an element to float64, or null for dtypes without one.
 Load get_load(DataType dtype) {
     switch (dtype.code * 256 + dtype.bits) {
         case kBoolean * 256 + 8:
@@ -55,7 +56,7 @@ Load get_load(DataType dtype) {
     }
 }
 
-// Sum of `count` elements from `first` on, in the summation order of numpy's `sum`.
+// Return the sum of `count` elements from `first` on, in the summation order of numpy's `sum`.
 double pairwise(Load load, const char* data, int64_t first, int64_t count) {
     if (count > 128) {
         const int64_t left = count / 2 - count / 2 % 8;
@@ -87,7 +88,7 @@ void widen(const CountedLeaf& leaf, int64_t count, double* out) {
     for (int64_t i = 0; i < count; ++i) out[i] = load(leaf.data, i);
 }
 
-// Sums of W adjacent columns over `count` rows, `stride` apart: partial sums of 16 or more rows in four levels.
+// Sum W adjacent columns over `count` rows that are `stride` apart. Like torch, keep partial sums in four levels.
 template <int W>
 void cascade(const double* in, int64_t stride, int64_t count, double* out) {
     constexpr int kLevels = 4;
@@ -115,7 +116,7 @@ void cascade(const double* in, int64_t stride, int64_t count, double* out) {
     std::copy_n(sums[0], W, out);
 }
 
-// Sums of W adjacent columns: four interleaved `cascade` sums over every fourth row, added at the end.
+// Sum W adjacent columns like torch: four `cascade` sums, each of every fourth row, are added at the end.
 template <int W>
 void cascade_by_fours(const double* in, int64_t stride, int64_t count, double* out) {
     double parts[4][W];
@@ -128,7 +129,8 @@ void cascade_by_fours(const double* in, int64_t stride, int64_t count, double* o
 }
 
 #if defined(__x86_64__) || defined(_M_X64)
-constexpr int kLanes = 4;  // doubles per vector register in torch
+// Number of doubles in a vector register of torch.
+constexpr int kLanes = 4;
 #else
 constexpr int kLanes = 2;
 #endif
@@ -145,7 +147,7 @@ double sum_one_column(const double* in, int64_t count) {
     return sum;
 }
 
-}  // namespace
+}
 
 bool is_countable(DataType dtype) { return get_load(dtype) != nullptr; }
 
@@ -162,25 +164,25 @@ void sum_rows(const double* rows, int64_t count, int64_t columns, double* out) {
 
 void CountedSteps::find_transitions(int terminated, int truncated) {
     transition.clear();
-    played.assign(static_cast<size_t>(steps), envs);
+    num_transitions.assign(static_cast<size_t>(steps), envs);
     if (resetting.empty()) return;
     transition.resize(static_cast<size_t>(steps * envs));
     for (int64_t i = 0; i < steps * envs; ++i) {
         uint8_t& resets = resetting[static_cast<size_t>(i % envs)];
         const bool ended = terminated >= 0 && (leaves[terminated].data[i] || leaves[truncated].data[i]);
         transition[static_cast<size_t>(i)] = !resets;
-        played[static_cast<size_t>(i / envs)] -= resets != 0;
+        num_transitions[static_cast<size_t>(i / envs)] -= resets != 0;
         resets = ended && !resets;
     }
 }
 
 void EpisodeCounter::check(const CountedSteps& steps) const {
     int64_t before = counts[1];
-    for (const int64_t played : steps.played) {
+    for (const int64_t added : steps.num_transitions) {
         if (before > kMaxCount - envs)
             throw std::overflow_error("update: expected at most 2^53 steps, got " + std::to_string(before) + " and " +
                                       std::to_string(envs) + " more. Call clear().");
-        before += played;
+        before += added;
     }
 }
 
@@ -199,7 +201,7 @@ void EpisodeCounter::count(const CountedSteps& steps) {
                 if (leaves[metrics[m]].data) open[(2 + static_cast<int64_t>(m)) * envs + env] += sum_item(leaves[metrics[m]], i);
             if (leaves[terminated].data[i] || leaves[truncated].data[i]) ended_.push_back(n);
         }
-        counts[1] += steps.played[static_cast<size_t>(t)];
+        counts[1] += steps.num_transitions[static_cast<size_t>(t)];
         if (!ended_.empty()) finish(steps, t);
     }
 }
@@ -230,7 +232,7 @@ void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
 
 void MomentCounter::check(const CountedSteps& steps) const {
     int64_t more = 0;
-    for (const int64_t played : steps.played) more += played;
+    for (const int64_t added : steps.num_transitions) more += added;
     if (steps.leaves[leaf].data && *rows + static_cast<double>(more) >= static_cast<double>(kMaxCount))
         throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(std::min(*rows, 1e18))) +
                                   " and " + std::to_string(more) + " more. Call clear().");
@@ -268,4 +270,4 @@ void MomentCounter::count(const CountedSteps& steps) {
     if (values_.capacity() > (1 << 17)) std::vector<double>().swap(values_);
 }
 
-}  // namespace relive
+}

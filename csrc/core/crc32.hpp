@@ -11,18 +11,20 @@ namespace relive::crc {
 
 #define RELIVE_TARGET __attribute__((target("sse4.1,pclmul")))
 
-constexpr uint32_t kPolynomial = 0xEDB88320u;  // reflected: the bit of x^31 is the lowest
+// The polynomial is reflected: the lowest bit is the coefficient of x^31.
+constexpr uint32_t kPolynomial = 0xEDB88320u;
 
-// x^n modulo the polynomial, reflected and shifted by one, for products of reflected factors.
+// Return x^n modulo the polynomial, reflected and shifted by one, for products of reflected factors.
 constexpr int64_t power(int n) {
-    uint32_t remainder = 0x80000000u;  // the polynomial x^0 = 1
+    // The reflected polynomial x^0 = 1.
+    uint32_t remainder = 0x80000000u;
     for (int i = 0; i < n; ++i) remainder = (remainder >> 1) ^ ((remainder & 1) ? kPolynomial : 0);
     return static_cast<int64_t>(remainder) << 1;
 }
 
 constexpr int64_t kModulus = (static_cast<int64_t>(kPolynomial) << 1) | 1;
 
-// ⌊x^64 / polynomial⌋, reflected: the factor of Barrett reduction.
+// Return ⌊x^64 / polynomial⌋, reflected: the factor of Barrett reduction.
 constexpr int64_t quotient() {
     const uint64_t modulus = 0x104C11DB7u;
     uint64_t remainder = 0, bits = 0;
@@ -94,5 +96,5 @@ inline uint32_t crc32(uint32_t previous, const unsigned char* data, size_t bytes
 
 #undef RELIVE_TARGET
 
-}  // namespace relive::crc
+}
 #endif

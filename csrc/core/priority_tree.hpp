@@ -1,10 +1,10 @@
-// Samples in proportion to priorities: a sum tree with groups of eight entries, one cache line each.
+// A sum tree, which samples leaves in proportion to their priorities. Groups of eight entries fill a cache line each.
 //
 // Level 0 holds the leaves. An entry of level l + 1 is the sum of one group of level l; the top level is a single group.
-// Sums are recomputed, never updated by differences: rounding errors do not grow with the number of updates.
+// Sums are recomputed, never updated by differences, so rounding errors do not grow with the number of updates.
 //
-// Leaves store the exact priorities. Sums are of priorities times a power of two (see `TreeScale`): neither a million
-// leaves of 1e308 overflow, nor does a total of denormal leaves lose digits.
+// Leaves store the exact priorities. Sums are sums of priorities times a power of two (see `TreeScale`), so that neither a
+// million leaves of 1e308 overflow, nor a total of denormal leaves loses digits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,29 +19,35 @@
 
 namespace relive {
 
-constexpr int kFan = 8;          // float64 entries in a cache line
-constexpr int kMaxLevels = 22;  // enough for 8^21 leaves
-constexpr double kNoLeaf = std::numeric_limits<double>::infinity();  // returned as the smallest positive leaf if no leaf is positive
+// Number of float64 in a cache line.
+constexpr int kFan = 8;
+// 22 levels are enough for 8^21 leaves.
+constexpr int kMaxLevels = 22;
+// The smallest positive leaf of a tree in which no leaf is positive.
+constexpr double kNoLeaf = std::numeric_limits<double>::infinity();
 
-// The factor of leaves in sums. The normal factor leaves room for 2^64 leaves of any size; the tiny factor is for trees
-// whose sums would otherwise be denormal. The bounds for switching are far apart: a tree near one does not switch back and
-// forth.
+// The factor of leaves in sums. With the normal factor the sum of 2^64 leaves of any size is finite; the tiny factor is for
+// trees whose sums would otherwise be denormal. The bounds for switching are far apart, so that a tree near one bound does
+// not switch back and forth.
 struct TreeScale {
     static constexpr double kNormal = 0x1p-64, kTiny = 0x1p+512;
-    static constexpr double kTooSmall = 0x1p-800;   // lower bound of a total in normal scale
-    static constexpr double kTooLarge = 0x1p+300;   // upper bound of a total in tiny scale
-    static constexpr double kTinyLeaf = 0x1p-700;   // if the normal total is below kTooSmall, all leaves are below this
+    // Lower bound of a total in normal scale.
+    static constexpr double kTooSmall = 0x1p-800;
+    // Upper bound of a total in tiny scale.
+    static constexpr double kTooLarge = 0x1p+300;
+    // If the total in normal scale is below kTooSmall, all leaves are below this number.
+    static constexpr double kTinyLeaf = 0x1p-700;
 };
 
-// Sum of a group, pairwise: four independent additions at a time.
+// Return the scaled sum of a group. Adding pairwise makes four additions independent of each other.
 inline double sum_group(const double* group, double scale) noexcept {
     double part[4];
     for (int i = 0; i < 4; ++i) part[i] = group[i] * scale + group[i + 4] * scale;
     return (part[0] + part[2]) + (part[1] + part[3]);
 }
 
-// Smallest positive entry of a group. The bits of non-negative doubles sort like the doubles. The shift maps -0.0 to 0, and
-// the subtraction sorts zero last.
+// Return the smallest positive entry of a group. The bits of non-negative doubles sort like the doubles. The shift maps
+// -0.0 to 0, and the subtraction sorts zero last.
 inline double min_positive(const double* group) noexcept {
     uint64_t least = ~uint64_t{0};
     for (int i = 0; i < kFan; ++i) {
@@ -56,7 +62,7 @@ inline double min_positive(const double* group) noexcept {
     return least == 0 ? kNoLeaf : smallest;
 }
 
-// The next smaller double of a positive x.
+// Return the next smaller double of a positive x.
 inline double just_below(double x) noexcept {
     int64_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -72,7 +78,8 @@ inline double just_below(double x) noexcept {
 // nonzero entry.
 inline int64_t descend(const double* group, double scale, double& point) noexcept {
     double running[kFan + 1];
-    running[0] = 0;  // a branch for the first entry would take a third of the time
+    // The leading zero saves a branch for the first entry, which would take a third of the time.
+    running[0] = 0;
     for (int i = 0; i < kFan; ++i) running[i + 1] = running[i] + group[i] * scale;
     const double end = just_below(running[kFan]);
     const double inside = point < end ? point : end;
@@ -87,7 +94,7 @@ class TreeLevels {
 public:
     TreeLevels(double* memory, int64_t num_leaves) { size(num_leaves, memory, levels_); }
 
-    // Total size, with each level padded to whole groups. Sets pointers to the levels if `levels` is not null.
+    // Return the total size, with each level padded to whole groups. Sets pointers to the levels if `levels` is not null.
     static int64_t size(int64_t num_leaves, double* memory = nullptr, double** levels = nullptr) {
         int64_t total = 0;
         for (int64_t level = 1, entries = num_leaves; entries > kFan; ++level) {
@@ -98,7 +105,8 @@ public:
         return total;
     }
 
-    double* operator[](int level) const { return levels_[level]; }  // the lowest level is 1
+    // Return the memory of a level; the lowest level is 1.
+    double* operator[](int level) const { return levels_[level]; }
 
 private:
     double* levels_[kMaxLevels + 1] = {};
@@ -106,45 +114,49 @@ private:
 
 // State of the whole tree, in the caller's memory.
 struct TreeSummary {
-    double root;        // sum of all leaves, scaled
-    double scale;       // scale of the sums; 0 in a new tree
-    double tiny;        // nonzero if a positive leaf may vanish in normal scale
-    double has_minima;  // nonzero if the minima are kept up to date
+    // Sum of all leaves times `scale`.
+    double root;
+    // Factor of the leaves in all sums; 0 in a new tree.
+    double scale;
+    // Nonzero if a positive leaf may vanish in normal scale.
+    double tiny;
+    // Nonzero if updates maintain the minima.
+    double has_minima;
 };
 
 class PriorityTree {
 public:
-    // Use memory of the caller, which trees of other processes may share: zeros, or the state of an earlier tree. `leaves`
-    // is padded to whole groups; `sums` and `minima` have `TreeLevels::size` numbers.
+    // Use memory of the caller, which trees of other processes may share. It has zeros or the state of an earlier tree.
+    // `leaves` is padded to whole groups; `sums` and `minima` have `TreeLevels::size` numbers.
     PriorityTree(double* leaves, double* sums, double* minima, TreeSummary* summary, int64_t num_leaves)
         : leaves_(leaves), sums_(sums, num_leaves), minima_(minima, num_leaves), summary_(*summary) {
         if (summary_.scale == 0) summary_.scale = TreeScale::kNormal;
         entries_[0] = num_leaves;
-        for (; entries_[top_] > kFan; ++top_) entries_[top_ + 1] = groups(top_);
+        for (; entries_[top_level_] > kFan; ++top_level_) entries_[top_level_ + 1] = groups(top_level_);
     }
 
-    // Number of leaves padded to whole groups.
+    // Return the number of leaves, padded to whole groups.
     static int64_t padded(int64_t num_leaves) { return (num_leaves + kFan - 1) / kFan * kFan; }
 
     int64_t num_leaves() const { return entries_[0]; }
     bool empty() const { return !(summary_.root > 0); }
 
-    // Infinite if the true sum exceeds float64. Draws are unaffected.
+    // Return the sum of all leaves. A sum that exceeds float64 is infinite, which does not affect draws.
     double total() const { return summary_.root / summary_.scale; }
 
-    // Smallest positive leaf. Minima are built at the first call and maintained from then on: they double the cost of an
-    // update, and most trees never need them.
+    // Return the smallest positive leaf. The first call builds minima, which updates maintain from then on. They double the
+    // cost of an update, and most trees never need them.
     double smallest() {
         if (summary_.has_minima == 0) renew_all_minima();
         summary_.has_minima = 1;
-        return min_positive(minima_at(top_));
+        return min_positive(minima_at(top_level_));
     }
 
     // Set leaf `index[i]` to `values[i * stride]`; the last value wins if a leaf occurs twice.
     void set(const int64_t* index, const double* values, int64_t stride, int64_t count) noexcept {
         for (int64_t start = 0; start < count; start += kChunk)
             set_chunk(index + start, values + start * stride, stride, chunk(count - start));
-        summary_.root = sum_group(sums_at(top_), scale_at(top_));
+        summary_.root = sum_group(sums_at(top_level_), scale_at(top_level_));
         rescale();
     }
 
@@ -155,8 +167,8 @@ public:
         }
     }
 
-    // Stratified draw: the i-th leaf from the i-th of `count` equal slices of the total, which must be positive. Writes the
-    // priorities of the leaves to `priorities` unless null.
+    // Draw the i-th leaf from the i-th of `count` equal slices of the total, which must be positive. Writes the priorities
+    // of the leaves to `priorities` unless null.
     void draw(int64_t* out, double* priorities, int64_t count, const BitGenerator& random) const noexcept {
         const double slice = summary_.root / static_cast<double>(count);
         double points[kChunk];
@@ -173,16 +185,17 @@ public:
     void rebuild() noexcept {
         sum_all(TreeScale::kNormal);
         if (summary_.has_minima != 0) renew_all_minima();
-        summary_.tiny = summary_.root < TreeScale::kTooSmall;  // may be true although no leaf vanishes
+        // The flag may be set although no leaf vanishes.
+        summary_.tiny = summary_.root < TreeScale::kTooSmall;
         rescale();
     }
 
-    // Largest relative error of a stored sum; infinite for a wrong minimum.
+    // Return the largest relative error of a stored sum; infinity for a wrong minimum.
     double deviation() const {
         std::vector<double> memory(static_cast<size_t>(TreeLevels::size(num_leaves())));
         const TreeLevels expected(memory.data(), num_leaves());
         double worst = 0;
-        for (int level = 0; level < top_; ++level) {
+        for (int level = 0; level < top_level_; ++level) {
             const double* entries = level == 0 ? leaves_ : expected[level];
             for (int64_t group = 0; group < groups(level); ++group) {
                 expected[level + 1][group] = sum_group(entries + group * kFan, scale_at(level));
@@ -190,19 +203,22 @@ public:
                 if (summary_.has_minima != 0 && minima_[level + 1][group] != min_positive(minima_at(level) + group * kFan)) worst = kNoLeaf;
             }
         }
-        return worse(worst, summary_.root, sum_group(top_ == 0 ? leaves_ : expected[top_], scale_at(top_)));
+        return worse(worst, summary_.root, sum_group(top_level_ == 0 ? leaves_ : expected[top_level_], scale_at(top_level_)));
     }
 
 private:
-    static constexpr int kChunk = 256;  // leaves per pass: they stay in the L1 cache until the next pass
-    static constexpr int kAhead = 24;   // prefetch distance: a cache miss takes about this many iterations
+    // Number of leaves per pass over the levels, so few that they stay in the L1 cache until the next pass.
+    static constexpr int kChunk = 256;
+    // Number of iterations between a prefetch and its use. A cache miss takes about as many.
+    static constexpr int kAhead = 24;
 
     static int chunk(int64_t rest) { return static_cast<int>(rest < kChunk ? rest : kChunk); }
 
     static double worse(double worst, double stored, double expected) {
         if (stored == expected) return worst;
         const double difference = (stored > expected ? stored - expected : expected - stored) / expected;
-        return difference <= worst ? worst : difference > worst ? difference : kNoLeaf;  // NaN counts as infinite
+        // A difference of NaN counts as infinite.
+        return difference <= worst ? worst : difference > worst ? difference : kNoLeaf;
     }
 
     int64_t groups(int level) const { return (entries_[level] + kFan - 1) / kFan; }
@@ -210,26 +226,26 @@ private:
     double* minima_at(int level) const { return level == 0 ? leaves_ : minima_[level]; }
     double scale_at(int level) const { return level == 0 ? summary_.scale : 1; }
 
-    // Recompute the numbers of the groups `which` of a level, or of its first `count` groups if `which` is null.
+    // Recompute the numbers of these groups of a level, or of its first `count` groups if `groups` is null.
     template <class Reduce>
-    static void renew(double* out, const double* entries, const int64_t* which, int64_t count, Reduce reduce) noexcept {
+    static void renew(double* out, const double* entries, const int64_t* groups, int64_t count, Reduce reduce) noexcept {
         for (int64_t i = 0; i < count; ++i) {
-            const int64_t group = which ? which[i] : i;
+            const int64_t group = groups ? groups[i] : i;
             out[group] = reduce(entries + group * kFan);
         }
     }
 
-    void renew_sums(int level, const int64_t* which, int64_t count) noexcept {
+    void renew_sums(int level, const int64_t* groups, int64_t count) noexcept {
         const double scale = scale_at(level);
-        renew(sums_[level + 1], sums_at(level), which, count, [scale](const double* group) { return sum_group(group, scale); });
+        renew(sums_[level + 1], sums_at(level), groups, count, [scale](const double* group) { return sum_group(group, scale); });
     }
 
-    void renew_minima(int level, const int64_t* which, int64_t count) noexcept {
-        renew(minima_[level + 1], minima_at(level), which, count, [](const double* group) { return min_positive(group); });
+    void renew_minima(int level, const int64_t* groups, int64_t count) noexcept {
+        renew(minima_[level + 1], minima_at(level), groups, count, [](const double* group) { return min_positive(group); });
     }
 
     void renew_all_minima() noexcept {
-        for (int level = 0; level < top_; ++level) renew_minima(level, nullptr, groups(level));
+        for (int level = 0; level < top_level_; ++level) renew_minima(level, nullptr, groups(level));
     }
 
     void set_chunk(const int64_t* index, const double* values, int64_t stride, int count) noexcept {
@@ -240,14 +256,14 @@ private:
             const double value = values[i * stride];
             leaves_[index[i]] = value;
             if (value > 0 && value < TreeScale::kTinyLeaf) summary_.tiny = 1;
-            // Stratified draws are sorted: comparing with the previous group finds nearly all duplicates. Recomputing a
+            // Leaves of a draw are sorted, so comparing with the previous group finds nearly all duplicates. Recomputing a
             // group twice is harmless.
             const int64_t group = index[i] / kFan;
             if (size > 0 && touched[size - 1] == group) continue;
             touched[size++] = group;
-            if (top_ > 0) RELIVE_PREFETCH(sums_[1] + group);
+            if (top_level_ > 0) RELIVE_PREFETCH(sums_[1] + group);
         }
-        for (int level = 0; level < top_; ++level) size = renew_above(level, touched, size);
+        for (int level = 0; level < top_level_; ++level) size = renew_above(level, touched, size);
     }
 
     // Recompute the sums above the touched groups of a level. Replaces `touched` with the touched groups one level up and
@@ -265,10 +281,10 @@ private:
         return above;
     }
 
-    // Descend level by level for the whole chunk: the next groups are prefetched meanwhile.
+    // Descend level by level for the whole chunk, so that the next groups are prefetched meanwhile.
     void draw_chunk(int64_t* out, double* points, int count) const noexcept {
         for (int i = 0; i < count; ++i) out[i] = 0;
-        for (int level = top_; level > 0; --level) {
+        for (int level = top_level_; level > 0; --level) {
             const double *entries = sums_[level], *below = sums_at(level - 1);
             for (int i = 0; i < count; ++i) {
                 out[i] = out[i] * kFan + descend(entries + out[i] * kFan, 1, points[i]);
@@ -277,15 +293,15 @@ private:
         }
         for (int i = 0; i < count; ++i) {
             out[i] = out[i] * kFan + descend(leaves_ + out[i] * kFan, summary_.scale, points[i]);
-            // Reached only if leaves were changed without `rebuild`: keep the wrong draw in range.
+            // If leaves were changed without `rebuild`, the draw is wrong but stays in range.
             if (out[i] >= num_leaves()) out[i] = num_leaves() - 1;
         }
     }
 
     void sum_all(double scale) noexcept {
         summary_.scale = scale;
-        for (int level = 0; level < top_; ++level) renew_sums(level, nullptr, groups(level));
-        summary_.root = sum_group(sums_at(top_), scale_at(top_));
+        for (int level = 0; level < top_level_; ++level) renew_sums(level, nullptr, groups(level));
+        summary_.root = sum_group(sums_at(top_level_), scale_at(top_level_));
     }
 
     void rescale() noexcept {
@@ -293,27 +309,28 @@ private:
         if (summary_.scale == TreeScale::kNormal && summary_.tiny != 0 && summary_.root < TreeScale::kTooSmall) {
             sum_all(TreeScale::kTiny);
             if (summary_.root > 0) return;
-            summary_.scale = TreeScale::kNormal;  // if the total is zero, all leaves are zero
+            // If the total is zero in the tiny scale too, all leaves are zero.
+            summary_.scale = TreeScale::kNormal;
             summary_.tiny = 0;
         }
     }
 
     double* leaves_;
-    int top_ = 0;  // level of the top group
+    int top_level_ = 0;
     int64_t entries_[kMaxLevels + 1];
     TreeLevels sums_, minima_;
     TreeSummary& summary_;
 };
 
-// x^alpha, positive for positive x: such a priority can always be drawn.
+// Return x^alpha, positive for positive x, so that such a priority can always be drawn.
 inline double get_mass(double x, double alpha) {
     if (x == 0) return 0;
     const double mass = std::pow(x, alpha);
     return mass > 0 || mass != mass ? mass : std::numeric_limits<double>::denorm_min();
 }
 
-// The importance weight ratio^beta, in (0, 1]. Underflow gives the smallest normal float: a weight of zero would drop the
-// row.
+// Return the importance weight ratio^beta, in (0, 1]. A weight that underflows becomes the smallest normal float, because a
+// weight of zero would drop the row.
 inline float get_weight(double ratio, double beta) {
     const double exact = ratio > 1e-30 ? std::pow(static_cast<float>(ratio), static_cast<float>(beta)) : std::pow(ratio, beta);
     return std::max(static_cast<float>(exact), std::numeric_limits<float>::min());
@@ -321,9 +338,11 @@ inline float get_weight(double ratio, double beta) {
 
 // New masses of leaves, computed and checked before the tree changes.
 struct PriorityUpdate {
-    int64_t bad = -1;  // position of the first invalid priority
+    // Position of the first invalid priority, or -1.
+    int64_t bad = -1;
     int64_t skipped = 0;
-    double largest = 0;  // largest priority of a leaf that is not skipped
+    // Largest priority of a leaf that is not skipped.
+    double largest = 0;
     std::vector<int64_t> leaves;
     std::vector<double> masses;
 
@@ -355,4 +374,4 @@ inline void mark_touched(PriorityTree& tree, const Touched& touched, double mass
     tree.set(touched.slots.data(), values.data(), 1, static_cast<int64_t>(values.size()));
 }
 
-}  // namespace relive
+}

@@ -41,8 +41,8 @@ public:
     }
     ProcessMutex(const ProcessMutex&) = delete;
 
-    // Unlock the mutex if it is still held: the memory may be freed, and it is linked into the thread's list of robust
-    // mutexes.
+    // Unlock the mutex if it is still held. The mutex is in the thread's list of robust mutexes, and its memory may be
+    // freed.
     ~ProcessMutex() {
         for (; depth_ > 0; --depth_) pthread_mutex_unlock(&cell_->mutex);
     }
@@ -55,7 +55,8 @@ public:
         cell_->wanted.store(name_, std::memory_order_relaxed);
         int status = EBUSY;
         for (const auto until = Clock::now() + kSpin; status == EBUSY && Clock::now() < until;) {
-            std::this_thread::yield();  // let the holder run, if it waits for this processor core
+            // The holder may be waiting for this processor core.
+            std::this_thread::yield();
             status = pthread_mutex_trylock(&cell_->mutex);
         }
         if (status == EBUSY) status = sleep();
@@ -69,19 +70,20 @@ public:
         pthread_mutex_unlock(&cell_->mutex);
     }
 
-    // Whether this object held the mutex last and another one is waiting: call `give_way` before locking.
-    bool owes_a_turn() const {
+    // Whether this object held the mutex last while another object waits. `give_way` must then be called before locking.
+    bool must_give_way() const {
         return depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == name_;
     }
 
-    // Let a waiting process lock first, with a short timeout: it may be dead.
+    // Let a waiting process lock first. The wait is short, because the process may be dead.
     void give_way() {
-        const auto until = Clock::now() + kLongestTurn;
+        const auto until = Clock::now() + kMaxGiveWay;
         while (is_wanted_by_others() && Clock::now() < until) std::this_thread::yield();
         cell_->wanted.store(0, std::memory_order_relaxed);
     }
 
-    // False if a holder died and its data is not repaired yet. Only the holder may call `is_repaired` and `set_repaired`.
+    // Whether the data is valid: false after a holder died, until the data is repaired. Only the holder may call
+    // `is_repaired` and `set_repaired`.
     bool is_repaired() const { return cell_->is_repaired; }
     void set_repaired() { cell_->is_repaired = 1; }
 
@@ -98,13 +100,14 @@ private:
     using Clock = std::chrono::steady_clock;
 
     static constexpr long kSliceNanoseconds = 50'000'000;
-    // The mutex is usually held for microseconds, less than it takes to sleep and wake up.
-    static constexpr std::chrono::microseconds kSpin{60}, kLongestTurn{200};
+    // The mutex is usually held for a few microseconds, less than a thread needs to sleep and wake up.
+    static constexpr std::chrono::microseconds kSpin{60}, kMaxGiveWay{200};
 
     struct Cell {
         pthread_mutex_t mutex;
         uint8_t is_repaired;
-        std::atomic<uint32_t> last, wanted;  // names of the last holder and of one waiting thread; 0: none
+        // Names of the last holder and of one waiting object; 0 if there is none.
+        std::atomic<uint32_t> last, wanted;
     };
     static_assert(sizeof(Cell) <= kBytes && std::atomic<uint32_t>::is_always_lock_free);
 
@@ -138,8 +141,9 @@ private:
 
     Cell* cell_;
     uint32_t name_ = std::random_device()() | 1;
-    std::atomic<int64_t> depth_{0};  // written by the holder only; another thread that reads an old value merely skips `give_way`
+    // Only the holder writes the depth. Another thread that reads an old value merely skips `give_way`.
+    std::atomic<int64_t> depth_{0};
 };
 
-}  // namespace relive
+}
 #endif

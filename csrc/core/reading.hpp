@@ -21,22 +21,31 @@ namespace relive {
 // Leaves that are read at the same slots.
 struct ReadGroup {
     enum class Anchor {
-        kRow,    // offsets count from the sampled row
-        kLast,   // offsets count from the last of up to n steps, starting with the row
-        kNext,   // offsets count from the next observation of the last step
-        kFirst,  // the leaf is read at the first step of a packed sequence
-        kSum,    // the leaf is the discounted sum over the n steps
+        // Offsets count from the sampled row.
+        kRow,
+        // Offsets count from the last of up to n steps, the first of which is the row.
+        kLast,
+        // Offsets count from the next observation of the last step.
+        kNext,
+        // The leaf is read at the first step of a packed sequence.
+        kFirst,
+        // The leaf is the discounted sum over the n steps.
+        kSum,
     };
     static constexpr int kAnchors = 5;
 
     Anchor anchor;
-    bool of_observations;          // offsets count observations, of which an episode has one more than steps
-    bool is_masked;                // whether the batch has a mask of the offsets inside the episode
-    bool has_offsets;              // whether a row has one item per offset; otherwise it has a single item
-    std::vector<int64_t> offsets;  // relative to the anchor; empty for packed sequences, which read every step
+    // Whether offsets count observations, of which an episode has one more than steps.
+    bool of_observations;
+    // Whether the batch has a mask of the offsets inside the episode.
+    bool is_masked;
+    // Whether a row has one item per offset; otherwise a row has one item.
+    bool has_offsets;
+    // Offsets from the anchor; empty for packed sequences, which read every step.
+    std::vector<int64_t> offsets;
 };
 
-// A leaf to read, its column, and the index of its group.
+// A leaf to read, the column to read from, and the index of its group.
 struct LeafRead {
     const Leaf* leaf;
     const char* column;
@@ -47,28 +56,37 @@ struct LeafRead {
 struct ReadPlan {
     // Padding of steps that are outside the episode or not stored.
     enum class Layout {
-        kNearest,  // each missing step repeats the nearest stored one
-        kZeros,    // each missing step is zero
-        kPacked,   // stored steps first, then zeros
+        // Each missing step repeats the nearest stored step.
+        kNearest,
+        // Each missing step is zero.
+        kZeros,
+        // Stored steps come first, then zeros.
+        kPacked,
     };
     static constexpr int kLayouts = 3;
 
     const RingMemory& memory;
     Layout layout;
-    bool cross;  // whether packed sequences continue into the next episode
+    // Whether packed sequences continue into the next episode.
+    bool cross;
     bool step_ids;
-    int64_t before, after;  // largest numbers of steps before and after a row that offsets need
-    int64_t n;              // steps per n-step transition; 0: single steps, without sums
+    // Largest numbers of steps before and after a row that offsets need.
+    int64_t before, after;
+    // Number of steps per n-step transition; 0 means single steps without sums.
+    int64_t n;
     double gamma;
     std::vector<ReadGroup> groups;
-    std::vector<LeafRead> reads;  // leaves in the order of the batch
-    std::vector<double> powers;   // the powers γ^0 to γ^n
-    bool needs_extents;           // whether some slot depends on the extent of the episode
+    std::vector<LeafRead> reads;
+    // The powers γ^0 to γ^n.
+    std::vector<double> powers;
+    // Whether a slot to read depends on how far the episode extends.
+    bool needs_extents;
 
     bool is_packed() const { return layout == Layout::kPacked; }
-    int64_t length() const { return before + 1 + after; }  // number of steps of a packed sequence
+    // Number of steps of a packed sequence.
+    int64_t length() const { return before + 1 + after; }
 
-    // Items of a leaf per row.
+    // Return the number of items of a leaf per row.
     int64_t width(const ReadGroup& group) const {
         return !group.has_offsets ? 1 : is_packed() ? length() : static_cast<int64_t>(group.offsets.size());
     }
@@ -91,7 +109,7 @@ struct ReadPlan {
     }
 };
 
-// Write the slots of a row and of the steps after it to `out`; -1 from the first missing step on.
+// Write the slots of a row and of the steps after it to `out`. From the first missing step on, the slots are -1.
 inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool cross, int64_t* out) {
     for (int64_t j = 0; j < length; ++j) {
         out[j] = slot;
@@ -104,7 +122,7 @@ inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool 
     }
 }
 
-// The slot of the step preceding a row; -1 if it is not stored.
+// Return the slot of the step before a row, or -1 if this step is not stored.
 inline int64_t preceding_step(const Ring& ring, int64_t slot, bool cross) {
     if (ring.first[slot] && !cross) return -1;
     int64_t previous = ring.before(slot);
@@ -125,7 +143,7 @@ inline int64_t window_around(const Ring& ring, int64_t slot, int64_t before, int
     return burn_in;
 }
 
-// Consecutive steps of one environment, starting at a slot; slot -1: steps that are not stored.
+// Consecutive steps of one environment from a slot on. A slot of -1 means steps that are not stored.
 struct SlotRun {
     int64_t slot, count;
 };
@@ -138,7 +156,7 @@ inline void find_runs(const Ring& ring, const int64_t* slots, int64_t count, std
     }
 }
 
-// Read the items of a column [slots, envs] for the steps of all runs; zeros for steps that are not stored.
+// Read the items of a column [slots, envs] for the steps of all runs. Items of steps that are not stored are zero.
 inline void read_runs(char* out, const char* column, const std::vector<SlotRun>& runs, int64_t bytes, int64_t envs) noexcept {
     for (const SlotRun& run : runs) {
         const char* in = column + run.slot * bytes;
@@ -165,13 +183,15 @@ inline void read_leaf(const Ring& ring, const Leaf& leaf, const char* column, co
     }
 }
 
-constexpr int64_t kMaxSteps = int64_t{1} << 30;  // maximum steps per window, and windows per batch: the product fits into 64 bits
+// Maximum number of steps per window, and of windows per batch, so that the product fits into 64 bits.
+constexpr int64_t kMaxSteps = int64_t{1} << 30;
 
-// A batch to read by a plan. The constructor allocates everything that reading needs: nothing later can run out of memory.
+// A batch to read by a plan. The constructor allocates everything that reading needs, so that nothing later can run out of
+// memory.
 //
-// The tensors, in this order: the leaves of the plan, [B, …] or [B, offsets, …]; the row ids; with n > 0 the discounts; a
-// mask [B, offsets] per masked group; for packed sequences the masks of trained (not burn-in) and of first steps, and with
-// `step_ids` the ids of the steps, -1 for padding.
+// The tensors are in this order: the leaves of the plan, [B, …] or [B, offsets, …]; the row ids; with n > 0 the discounts;
+// a mask [B, offsets] per masked group; for packed sequences the masks of trained (not burn-in) and of first steps, and
+// with `step_ids` the ids of the steps, -1 for padding.
 class PlannedBatch {
     using Anchor = ReadGroup::Anchor;
 
@@ -181,7 +201,8 @@ public:
     // Plan the tensors. The caller then allocates them, fills `rows`, and calls `find` and `read`.
     PlannedBatch(const ReadPlan& plan, int64_t count) : plan_(&plan), count_(count) {
         if (count > kMaxSteps * 2) throw OutOfMemory();
-        int64_t slots = count * 8;  // upper bound of the slots of all groups
+        // Upper bound of the number of slots of all groups.
+        int64_t slots = count * 8;
         for (const ReadGroup& group : plan.groups) {
             const int64_t width = plan.width(group);
             if (count > 0 && width > kMaxSteps * 16 / count) throw OutOfMemory();
@@ -271,21 +292,26 @@ public:
 private:
     // The stored part of an episode around a row, up to the offsets of the plan.
     struct Extent {
-        int64_t preceding, following;  // number of steps before and after the row
-        int64_t last, last_slot;       // the last of the n steps: its distance from the row, and its slot
+        // Number of steps before and after the row.
+        int64_t preceding, following;
+        // Distance of the last of the n steps from the row, and the slot of this step.
+        int64_t last, last_slot;
     };
 
     // The slots of a group.
     struct GroupSlots {
-        const int64_t* at = nullptr;  // points to `slots`, or to slots that several groups share
+        // Points to `slots`, or to slots that several groups share.
+        const int64_t* at = nullptr;
         std::vector<int64_t> slots;
-        std::vector<SlotRun> runs;  // runs of slots, for packed sequences
-        size_t mask = 0;            // index of the mask tensor; 0 without a mask
+        // Runs of slots, for packed sequences.
+        std::vector<SlotRun> runs;
+        // Index of the mask tensor; 0 without a mask.
+        size_t mask = 0;
     };
 
     const ReadPlan& plan() const { return *plan_; }
 
-    // The ring is passed by value: stores cannot alias a copy, which stays in registers.
+    // The ring is passed by value, because stores cannot alias a copy, which then stays in registers.
     void find_extents(Ring ring) {
         const int64_t before = plan().before, after = plan().after, most = std::max<int64_t>(plan().n, 1) - 1;
         for (size_t i = 0; i < rows_.size(); ++i) {
@@ -383,7 +409,7 @@ private:
         for (size_t i = 0; i < steps_.size() && plan().step_ids; ++i) step_ids[i] = steps_[i] < 0 ? -1 : ring.get_id(steps_[i]);
     }
 
-    // out[i] = Σ γ^j r[j] over the steps from row i to its last step, summed in order.
+    // Set out[i] = Σ γ^j r[j] over the steps from row i to its last step, added in order.
     template <class T>
     void sum(const LeafRead& read, char* out) const {
         const auto* rewards = reinterpret_cast<const T*>(read.column);
@@ -404,10 +430,12 @@ private:
     const ReadPlan* plan_;
     int64_t count_;
     std::vector<int64_t> rows_;
-    std::vector<Extent> extents_;     // extents of the episodes, one per row
-    std::vector<int64_t> steps_;      // slots of packed sequences [B, before + 1 + after]
-    std::vector<GroupSlots> group_slots_;  // slots to read, one entry per group
-    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;  // indices of the tensors of the batch
+    std::vector<Extent> extents_;
+    // Slots of packed sequences.
+    std::vector<int64_t> steps_;  // [B, before + 1 + after]
+    std::vector<GroupSlots> group_slots_;
+    // Indices of the tensors of the batch.
+    size_t ids_, discount_ = 0, train_ = 0, is_first_ = 0, step_ids_ = 0;
 };
 
 #ifdef __linux__
@@ -421,7 +449,7 @@ inline void request_bytes(const char* data, int64_t bytes) {
     madvise(reinterpret_cast<void*>(first), start + static_cast<uintptr_t>(bytes) - first, MADV_WILLNEED);
 }
 
-// Number of page faults of this process that waited for the disk.
+// Return the number of page faults of this process that waited for the disk.
 inline int64_t count_major_faults() {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
@@ -438,11 +466,11 @@ class PageRequests {
 public:
     explicit PageRequests(const RingMemory& memory) : memory_(memory) {}
 
-    // Whether to request the pages of this batch: a page fault waited for the disk within the last batches.
+    // Whether to request the pages of the next batch, because a page fault waited for the disk within the last batches.
     bool expects_waits() {
         const int64_t faults = count_major_faults();
-        if (faults > faults_) batches_left_ = kBatchesAfterWait;
-        faults_ = faults;
+        if (faults > last_faults_) batches_left_ = kBatchesAfterWait;
+        last_faults_ = faults;
         if (batches_left_ == 0) return false;
         --batches_left_;
         return true;
@@ -460,7 +488,8 @@ private:
     void request_row(int64_t flat) const {
         const Ring& ring = memory_.ring;
         const int64_t next = ring.keeps_next ? flat : ring.after(flat);
-        const bool adjacent = next == flat + 1;  // one request covers a row and the row after it
+        // One request then covers a row and the row after it.
+        const bool adjacent = next == flat + 1;
         for (const Leaf& leaf : memory_.leaves) {
             for (int64_t frame = leaf.frames.k, at = flat; frame > 1; --frame) {
                 at = ring.before(at);
@@ -476,8 +505,8 @@ private:
     }
 
     const RingMemory& memory_;
-    int64_t faults_ = count_major_faults();  // number of page faults at the last call
-    int batches_left_ = 0;                   // number of batches whose pages are still requested
+    int64_t last_faults_ = count_major_faults();
+    int batches_left_ = 0;
 };
 
-}  // namespace relive
+}

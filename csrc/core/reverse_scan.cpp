@@ -27,7 +27,7 @@ Table& active_table() {
     return table;
 }
 
-}  // namespace
+}
 
 const Table& table() { return active_table(); }
 
@@ -37,4 +37,4 @@ bool use_avx2(bool on) {
     return avx2;
 }
 
-}  // namespace relive::scan
+}

@@ -11,8 +11,9 @@
 
 namespace relive::scan {
 
+// A matrix [time, column]: element (t, column) is data[t * row + column * col].
 template <class T>
-struct View {  // element (t, column) is data[t * row + column * col]
+struct View {
     T* data;
     int64_t row, col;
 };
@@ -25,11 +26,14 @@ struct Job {
     int64_t steps, columns;
     View<const T> reward, value, next_value, ratio;
     Flags terminated, truncated;
-    Flags mask;            // data is null without a mask
-    View<T> first, second;  // outputs in the order of the estimator's results
+    // The data is null without a mask.
+    Flags mask;
+    // Outputs in the order of the estimator's results.
+    View<T> first, second;
     T gamma, lam, rho_bar, c_bar;
     int64_t n;
-    void* history;  // n-step only: history_bytes(n, columns · sizeof(T)) bytes, aligned to kAlignment
+    // Memory of history_bytes(n, columns · sizeof(T)) bytes, aligned to kAlignment; only n-step returns need it.
+    void* history;
 };
 
 // One estimator, for both dtypes.
@@ -43,10 +47,12 @@ struct Table {
 };
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kWideBytes = 4096;  // bytes of a row scanned at a time, for many columns: the carries stay in L1
-constexpr int64_t kFewBytes = 128;    // bytes of a row scanned at a time, for few columns: four registers
+// Bytes of a row scanned at a time if there are many columns. The carries then stay in the L1 cache.
+constexpr int64_t kWideBytes = 4096;
+// Bytes of a row scanned at a time if there are few columns: four registers.
+constexpr int64_t kFewBytes = 128;
 
-// Bytes for the history of n-step returns: n returns for each column of the piece being scanned.
+// Return the bytes of the history of n-step returns: n returns for each column that is scanned at a time.
 constexpr int64_t history_bytes(int64_t n, int64_t row_bytes) {
     return n * (row_bytes < kFewBytes ? kFewBytes : row_bytes < kWideBytes ? row_bytes : kWideBytes);
 }
@@ -55,10 +61,10 @@ constexpr int64_t history_bytes(int64_t n, int64_t row_bytes) {
 Table avx2_table();
 #endif
 
-// Kernels of the best instruction set of this machine.
+// Return the kernels of the best instruction set of this machine.
 const Table& table();
 
 // Turn AVX2 on or off, for tests. Returns whether it is now in use.
 bool use_avx2(bool on);
 
-}  // namespace relive::scan
+}

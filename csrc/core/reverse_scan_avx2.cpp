@@ -6,4 +6,4 @@ namespace relive::scan {
 
 Table avx2_table() { return avx2::table(); }
 
-}  // namespace relive::scan
+}

@@ -19,7 +19,7 @@
 #define RELIVE_VECTORS
 #endif
 
-// Force inlining: the functions of a step must merge into one loop body, but compilers judge them too large.
+// Inlining is forced because the functions of a step must merge into one loop body, but compilers judge them too large.
 #if defined(__GNUC__)
 #define RELIVE_INLINE inline __attribute__((always_inline))
 #else
@@ -54,7 +54,7 @@ typedef double Doubles16 __attribute__((vector_size(16)));
 typedef int32_t Words16 __attribute__((vector_size(16)));
 typedef int64_t LongWords16 __attribute__((vector_size(16)));
 
-// Widen flags to lanes. With intrinsics on x86, because g++ 12 widens vectors of bytes one element at a time.
+// Widen flags to lanes. On x86 by intrinsics, because g++ 12 widens vectors of bytes one element at a time.
 #if defined(__SSE2__)
 RELIVE_INLINE Words16 widen(uint32_t flags) {
     const __m128i zero = _mm_setzero_si128();
@@ -185,7 +185,7 @@ struct Row {
     }
     RELIVE_INLINE Values read(View<const T> view) const { return Access::template load<Values>(view, t, column); }
 
-    // Select instead of multiplying by zero: the next value after an end may be NaN.
+    // Select the next value instead of multiplying it by zero, because the next value after an end may be NaN.
     RELIVE_INLINE Values bootstrap() const { return terminated ? Values{} : read(job.next_value); }
     RELIVE_INLINE Values if_open(Values x) const { return open ? x : Values{}; }
 
@@ -220,7 +220,8 @@ struct LambdaReturn {
     using Values = typename R::Values;
     using Carry = Values;
     Values gamma, decay, keep;
-    bool reads_open;  // false for λ = 1: next values of open steps then have no weight, even if NaN
+    // False for λ = 1. Next values of open steps then have no weight, even if they are NaN.
+    bool reads_open;
 
     template <class Job>
     RELIVE_INLINE explicit LambdaReturn(const Job& job)
@@ -295,7 +296,8 @@ RELIVE_INLINE void step_row(const Job& job, const Rule& rule, int64_t t, bool la
 // Scan `registers` (at most kMax) adjacent registers of columns from the last row to the first.
 template <template <class> class Rule, class R, class Access, bool kMasked, int kMax = 1>
 RELIVE_INLINE void scan_columns(const Job<typename R::Number>& shared, int64_t column, int registers = 1) {
-    const auto job = shared;  // a copy, because stores to outputs cannot alias it
+    // Stores to outputs cannot alias a copy of the job, so its members stay in registers.
+    const auto job = shared;
     const Rule<R> rule(job);
     typename Rule<R>::Carry carry[kMax];
     for (int i = 0; i < registers; ++i) carry[i] = rule.start(i);
@@ -377,4 +379,4 @@ constexpr Kernels kKernels{run<Rule, float>, run<Rule, double>};
 
 inline Table table() { return {kKernels<Gae>, kKernels<LambdaReturn>, kKernels<NStepReturn>, kKernels<Vtrace>}; }
 
-}  // namespace relive::scan::RELIVE_SCAN_ISA
+}

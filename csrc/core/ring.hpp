@@ -16,11 +16,16 @@
 namespace relive {
 
 enum Kind : uint8_t {
-    kEmpty = 0,       // no row, or an expired one
-    kTransition = 1,  // a row that can be sampled; the following row holds its next observation
-    kFinal = 2,       // a row with only an observation: the last one of an episode that ended or was cut
-    kPending = 3,     // a row with only an observation: the newest one, until the step that starts with it is written
-    kHistory = 4,     // a transition too old to be sampled, kept for frame stacks of younger rows
+    // There is no row, or an expired one.
+    kEmpty = 0,
+    // The row can be sampled; the following row holds its next observation.
+    kTransition = 1,
+    // The row has only an observation, the last one of an episode that ended or was cut.
+    kFinal = 2,
+    // The row has only an observation, the newest one. The next step starts with this observation.
+    kPending = 3,
+    // The row is a transition too old to be sampled, kept for frame stacks of younger rows.
+    kHistory = 4,
 };
 
 // Arithmetic on row numbers wraps modulo 2^64, and every number maps to a slot: a corrupt head yields a wrong row, never an
@@ -29,35 +34,47 @@ constexpr int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(stati
 constexpr int64_t minus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)); }
 constexpr int64_t times(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)); }
 
-// Remainder in [0, divisor).
+// Return the remainder in [0, divisor).
 constexpr int64_t modulo(int64_t number, int64_t divisor) {
     const int64_t rest = number % divisor;
     return rest < 0 ? rest + divisor : rest;
 }
 
+// The state of a ring. The arrays are in the caller's memory: on the heap, shared between processes, or mapped from files.
+// `journal` and `checksums` are null unless the memory outlives the process.
 struct Ring {
-    // Arrays in the caller's memory: on the heap, shared between processes, or mapped from files.
-    uint8_t* kind;       // [slots, envs] content of the slot: a `Kind`
-    uint8_t* first;      // [slots, envs] whether the observation starts an episode
-    int64_t* head;       // [envs] next row to write
-    uint8_t* open;       // [envs] whether the observation of the head row is already stored
-    uint8_t* resetting;  // [envs] whether the next step only resets the environment
-    int64_t* count;      // [envs] number of rows that can be sampled
-    int64_t* floor;      // [envs] first row since the last clear
+    // Content of each slot, a `Kind`.
+    uint8_t* kind;  // [slots, envs]
+    // Whether the observation starts an episode.
+    uint8_t* first;  // [slots, envs]
+    // Next row to write.
+    int64_t* head;  // [envs]
+    // Whether the observation of the head row is already stored.
+    uint8_t* open;  // [envs]
+    // Whether the next step only resets the environment.
+    uint8_t* resetting;  // [envs]
+    // Number of rows that can be sampled.
+    int64_t* count;  // [envs]
+    // First row since the last clear.
+    int64_t* floor;  // [envs]
 
-    // Null unless the memory outlives the process.
-    int64_t* journal = nullptr;     // [envs] start of an unfinished step as 1 + 2 · head + open; 0: no unfinished step
-    uint64_t* checksums = nullptr;  // [slots, envs, 2] checksum of the observation, and of the rest of the row
+    // Value of 1 + 2 · head + open at the start of an unfinished step; 0 without an unfinished step.
+    int64_t* journal = nullptr;  // [envs]
+    // Checksums of the observation and of the rest of the row.
+    uint64_t* checksums = nullptr;  // [slots, envs, 2]
 
     int64_t slots, envs;
-    int64_t alive;    // number of newest rows that can be sampled, including the pending row
-    bool keeps_next;  // next observations have columns of their own; there is no pending row
-    bool next_step;   // autoreset mode: the row after an episode end only resets the environment
+    // Number of newest rows that can be sampled, the pending row included.
+    int64_t num_sampleable;
+    // Whether next observations have columns of their own. There is no pending row then.
+    bool keeps_next;
+    // Autoreset mode NEXT_STEP: the row after an episode end only resets the environment.
+    bool next_step;
 
     int64_t at(int64_t row, int64_t env) const { return modulo(row, slots) * envs + env; }
     int64_t newest(int64_t env) const { return minus(head[env], open[env] ? 0 : 1); }
 
-    // Row number stored at a slot, among the newest S rows.
+    // Return the row number stored at a slot, which is among the newest S rows.
     int64_t get_row(int64_t flat) const {
         const int64_t slot = flat / envs, env = flat % envs, top = newest(env);
         return minus(top, modulo(minus(top, slot), slots));
@@ -65,7 +82,7 @@ struct Ring {
 
     int64_t get_id(int64_t flat) const { return plus(times(get_row(flat), envs), flat % envs); }
 
-    // Row ids of many slots. A single environment needs no division per slot.
+    // Compute the row ids of many slots. A single environment needs no division per slot.
     void get_ids(const int64_t* flat, int64_t count, int64_t* out) const {
         if (envs != 1) {
             for (int64_t i = 0; i < count; ++i) out[i] = get_id(flat[i]);
@@ -77,7 +94,7 @@ struct Ring {
 
     int64_t num_flat() const { return slots * envs; }
 
-    // The slot `steps` rows later (earlier if negative). |steps| is less than the number of slots.
+    // Return the slot `steps` rows later, or earlier if `steps` is negative. |steps| is less than the number of slots.
     int64_t shift(int64_t flat, int64_t steps) const {
         const int64_t moved = flat + steps * envs, all = num_flat();
         return moved < 0 ? moved + all : moved < all ? moved : moved - all;
@@ -93,21 +110,21 @@ struct Ring {
         return previous >= 0 ? previous : previous + num_flat();
     }
 
-    // Number of rows that can be sampled.
+    // Return the number of rows that can be sampled.
     int64_t stored() const {
         int64_t sum = 0;
         for (int64_t e = 0; e < envs; ++e) sum = plus(sum, count[e]);
         return sum;
     }
 
-    // Number of transitions of the same episode after a slot.
+    // Return the number of transitions of the same episode after a slot.
     int64_t count_following(int64_t flat) const {
         int64_t steps = 0;
         for (int64_t at = after(flat); kind[at] == kTransition && steps < slots; ++steps) at = after(at);
         return steps;
     }
 
-    // Number of transitions of the same episode before a slot.
+    // Return the number of transitions of the same episode before a slot.
     int64_t count_preceding(int64_t flat) const {
         int64_t steps = 0;
         for (; !first[flat] && kind[before(flat)] == kTransition && steps < slots; ++steps) flat = before(flat);
@@ -121,7 +138,7 @@ struct Ring {
             if (ids[i] < 0) return i;
             const int64_t env = ids[i] % envs, row = ids[i] / envs, flat = at(row, env);
             if (row >= head[env]) return i;
-            const bool in_window = row > minus(newest(env), alive);
+            const bool in_window = row > minus(newest(env), num_sampleable);
             if (in_window && kind[flat] == kFinal) return i;
             out[i] = in_window && kind[flat] == kTransition ? flat : -1;
         }
@@ -138,8 +155,9 @@ struct Ring {
         return true;
     }
 
-    // Whether every invariant of the ring holds, given the flags [slots, envs] of its rows; `has_mutable`: some leaves of a
-    // row may be written again. `replay/invariants.py` lists the same invariants one by one, and says which one is violated.
+    // Whether every invariant of the ring holds, given the flags [slots, envs] of its rows. `has_mutable` means that some
+    // leaves of a row may be written again. `replay/invariants.py` checks the same invariants one by one, and its error
+    // names the violated one.
     bool is_valid(const uint8_t* terminated, const uint8_t* truncated, bool has_mutable) const {
         std::vector<Column> columns;
         for (int64_t e = 0; e < envs; ++e) {
@@ -156,15 +174,18 @@ struct Ring {
         return std::equal(counts.begin(), counts.end(), count);
     }
 
-    // Draw `count` slots of transitions uniformly with replacement. False if transitions are too rare to find by chance.
+    // Draw `count` slots of transitions uniformly with replacement. Returns false if transitions are too rare to find by
+    // chance.
     bool draw(int64_t count, const BitGenerator& random, int64_t* out) const {
-        constexpr int64_t kRare = 16;  // transitions are rare if at most one in this many slots is one
-        int64_t longest = 0;           // largest number of rows since the last clear in any column
+        // Transitions are rare if at most one in this many slots is one.
+        constexpr int64_t kRare = 16;
+        // Largest number of rows since the last clear in any column.
+        int64_t longest = 0;
         for (int64_t e = 0; e < envs; ++e) longest = std::max(longest, minus(plus(newest(e), 1), floor[e]));
         const bool is_full = longest >= slots;
         const int64_t range = (is_full ? slots : longest) * envs;
         if (stored() <= range / kRare) return false;
-        // Draw all missing slots before reading any: their cache lines are then fetched in parallel.
+        // All missing slots are drawn before any is read, so that their cache lines are fetched in parallel.
         for (int64_t num_drawn = 0, draws_left = 1024 + 4 * kRare * count; num_drawn < count;) {
             if ((draws_left -= count - num_drawn) < 0) return false;
             for (int64_t i = num_drawn; i < count; ++i) {
@@ -180,14 +201,14 @@ struct Ring {
         return true;
     }
 
-    // The slot `back / envs` rows before the newest row of environment `back % envs`; -1 for a row before the last clear.
+    // Return the slot `back / envs` rows before the newest row of environment `back % envs`; -1 before the last clear.
     int64_t recent_slot(int64_t back) const {
         const int64_t env = back % envs, row = minus(newest(env), back / envs);
         return row < floor[env] ? -1 : at(row, env);
     }
 
-    // Record the start of a step in the journal: a process may be killed between any two stores, and other processes then
-    // continue with the memory. A compiler fence suffices, because a kill does not reorder completed stores.
+    // Record the start of a step in the journal, because a process may be killed between any two stores, and other
+    // processes then continue with the memory. A compiler fence suffices, because a kill does not reorder completed stores.
     void begin(int64_t env) {
         if (!journal) return;
         journal[env] = plus(1 + open[env], times(2, head[env]));
@@ -203,11 +224,11 @@ struct Ring {
 
     // Make `row` the newest row of its environment. The row that leaves the window can no longer be sampled.
     void advance(int64_t row, int64_t env, std::vector<int64_t>* touched) {
-        const int64_t old = minus(row, alive);
+        const int64_t old = minus(row, num_sampleable);
         if (old >= 0) {
             const int64_t flat = at(old, env);
             if (kind[flat] == kTransition) {
-                kind[flat] = slots > alive ? kHistory : kEmpty;
+                kind[flat] = slots > num_sampleable ? kHistory : kEmpty;
                 count[env] = minus(count[env], 1);
                 if (touched) touched->push_back(flat);
             }
@@ -235,7 +256,8 @@ private:
     // State of an environment for the check of its slots.
     struct Column {
         int64_t newest_slot;
-        int64_t oldest_age;  // age of the first row since the last clear; the newest row has age 0
+        // Age of the first row since the last clear; the newest row has age 0.
+        int64_t oldest_age;
         bool is_open;
     };
 
@@ -248,8 +270,8 @@ private:
         const bool is_after_final = follows && kind[previous] == kFinal;
         if ((first[flat] | terminated[flat] | truncated[flat]) > 1 || is > kHistory || is_stored != (is != kEmpty)) return false;
         if ((is == kPending) != (is_stored && age == 0 && column.is_open)) return false;
-        if (is == kTransition && age >= alive) return false;
-        if (is == kHistory && age < alive && age <= oldest_age - (slots - alive) && !has_mutable) return false;
+        if (is == kTransition && age >= num_sampleable) return false;
+        if (is == kHistory && age < num_sampleable && age <= oldest_age - (slots - num_sampleable) && !has_mutable) return false;
         if (!keeps_next && (is == kTransition || is == kHistory) && age == 0) return false;
         if (is == kFinal && !next_step && (is_after_final || age == oldest_age)) return false;
         if (is == kFinal && next_step && is_after_final && age + 1 < std::min(oldest_age, slots - 1) &&
@@ -274,19 +296,20 @@ constexpr int kMaxFrames = 64;
 struct Frames {
     int64_t k = 1;
     int64_t outer = 1;
-    int64_t inner = 0;   // size in bytes
-    bool repeat = true;  // pad before an episode's first frame by repeating it; else with zeros
+    int64_t inner = 0;  // in bytes
+    // Whether frames before an episode's first frame repeat that frame; otherwise they are zeros.
+    bool repeat = true;
 
     int64_t frame_bytes() const { return outer * inner; }
 
     // Copy frame j out of a stack.
-    void take(char* frame, const char* stack, int64_t j) const noexcept {
-        if (inner == 1 && k == 4) spread<1>(frame, 1, stack + j, 4);  // vectorised with shuffles
+    void copy_frame(char* frame, const char* stack, int64_t j) const noexcept {
+        if (inner == 1 && k == 4) spread<1>(frame, 1, stack + j, 4);
         else spread(frame, inner, stack + j * inner, k * inner);
     }
 
     // Build a stack from k frames, oldest first. A null frame gives zeros.
-    void put_all(char* __restrict stack, const char* const* frames) const noexcept {
+    void build(char* __restrict stack, const char* const* frames) const noexcept {
         if (inner == 1 && k == 4 && frames[0] && frames[1] && frames[2])
             return interleave(stack, frames[0], frames[1], frames[2], frames[3]);
         for (int64_t j = 0; j < k; ++j) {
@@ -297,7 +320,8 @@ struct Frames {
 
     // Whether `next` is the stack one step after `stack`: all frames but its newest are the newer frames of `stack`.
     bool follows(const char* next, const char* stack) const noexcept {
-        if (inner == 1 && k == 4) {  // branch-free, to be vectorised: the frames of a pixel are the bytes of a word
+        // Written without branches, for compilers to vectorise: the frames of a pixel are the bytes of a word.
+        if (inner == 1 && k == 4) {
             char differs = 0;
             for (int64_t o = 0; o < 4 * outer; o += 4)
                 differs = static_cast<char>(differs | (next[o] ^ stack[o + 1]) | (next[o + 1] ^ stack[o + 2]) |
@@ -338,8 +362,10 @@ private:
 struct Leaf {
     char* column;
     DataType dtype;
-    int64_t bytes;  // number of bytes of one item in the column
-    int ndim;       // number of axes of one item as passed by callers, including the frame axis
+    // Number of bytes of an item in the column.
+    int64_t bytes;
+    // Number of axes of an item as passed by callers, the frame axis included.
+    int ndim;
     int64_t shape[kMaxDims];
     int64_t input_bytes;
     Frames frames;
@@ -375,7 +401,7 @@ struct Leaf {
 // Build the frame stack of a leaf at a slot. `column` is the leaf's own column or its column of next observations.
 inline void build_stack(const Ring& ring, const Leaf& leaf, const char* column, int64_t flat, char* stack) noexcept {
     const Frames& frames = leaf.frames;
-    const char* parts[kMaxFrames];  // the frames, oldest first
+    const char* parts[kMaxFrames];
     parts[frames.k - 1] = column + flat * frames.frame_bytes();
     bool started = false;
     for (int64_t j = frames.k - 2; j >= 0; --j) {
@@ -383,27 +409,34 @@ inline void build_stack(const Ring& ring, const Leaf& leaf, const char* column, 
         if (!started) flat = ring.before(flat);
         parts[j] = started && !frames.repeat ? nullptr : column + flat * frames.frame_bytes();
     }
-    frames.put_all(stack, parts);
+    frames.build(stack, parts);
 }
 
-// Leaves that may be rewritten after a row was stored, with the checksums and the journal that make this safe.
+// Leaves that may be rewritten after a row was stored, with the checksums and the journal that make this safe. Both are
+// null unless the memory outlives the process.
 struct Rewritable {
-    std::vector<int> leaves;  // ascending indices of leaves, never of observations
+    // Ascending indices of leaves, none of them an observation.
+    std::vector<int> leaves;
 
-    // Null unless the memory outlives the process.
-    uint64_t* checksums = nullptr;  // [slots, envs] of these leaves, which the other checksums of a row exclude
-    int64_t* journal = nullptr;     // 1 + the slot being written (0: none), then the new bytes of its leaves
+    // Checksums of these leaves, which the other checksums of a row exclude.
+    uint64_t* checksums = nullptr;  // [slots, envs]
+    // The slot that is being written plus 1, or 0; then the new bytes of the leaves of this slot.
+    int64_t* journal = nullptr;
 };
 
-// A ring, the columns of its leaves, and the indices of leaves with a role.
+// A ring, the columns of its leaves, and the indices of the leaves with a special meaning.
 struct RingMemory {
     Ring ring{};
     std::vector<Leaf> leaves;
-    std::vector<int> observed;          // leaf indices of observations, ascending
-    std::vector<char*> next_columns;    // columns of next observations; empty unless `ring.keeps_next`
-    int reward, terminated, truncated;  // leaf indices of the fields with these names
+    // Ascending leaf indices of observations.
+    std::vector<int> observed;
+    // Columns of next observations; empty unless `ring.keeps_next`.
+    std::vector<char*> next_columns;
+    // Leaf indices of the fields with these names.
+    int reward, terminated, truncated;
     Rewritable rewritable;
-    bool same_step;  // autoreset mode: environments reset in the step that ends an episode
+    // Autoreset mode SAME_STEP: environments reset in the step that ends an episode.
+    bool same_step;
 
     const Leaf& leaf(int i) const { return leaves[static_cast<size_t>(i)]; }
     const Leaf& observation(size_t o) const { return leaf(observed[o]); }
@@ -412,4 +445,4 @@ struct RingMemory {
     }
 };
 
-}  // namespace relive
+}

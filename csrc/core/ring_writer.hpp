@@ -10,12 +10,14 @@
 
 namespace relive {
 
-// The items of one leaf passed by the caller, [steps, environments, …]: exact dtype, contiguous.
+// The items of one leaf passed by the caller, contiguous [steps, environments, …], in the dtype of the column.
 struct InputLeaf {
     const char* data;
-    const char* source;  // the caller's memory before any cast
+    // The caller's memory, before any cast.
+    const char* source;
     int64_t source_bytes;
-    std::vector<char> scratch;  // the items after a cast
+    // The items after a cast.
+    std::vector<char> scratch;
 };
 
 // The leading axes of a leaf: [steps, environments], each only if present.
@@ -32,8 +34,8 @@ struct LeadingAxes {
     }
 };
 
-// Take a leaf from an array, cast if needed. Returns false if shape or dtype do not fit.
-inline bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& axes, InputLeaf& input) {
+// Read a leaf from an array, cast if needed. Returns false if shape or dtype do not fit.
+inline bool read_array(const ArrayView& array, const Leaf& leaf, const LeadingAxes& axes, InputLeaf& input) {
     int64_t leading[2];
     const int lead = axes.put(leading);
     if (!array.ends_with(lead, leaf.ndim, leaf.shape) || !array.contiguous()) return false;
@@ -55,7 +57,7 @@ inline bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& 
     return true;
 }
 
-// The steps of one call before they are stored. Step number i, from 0 to count() - 1, counts in the order [steps, environments].
+// The steps of one call before they are stored, numbered from 0 to count() - 1 in the order [steps, environments].
 class StepBlock {
 public:
     explicit StepBlock(const RingMemory& memory) : memory_(memory), inputs_(memory.leaves.size() + memory.observed.size()) {}
@@ -93,7 +95,8 @@ public:
 
     // Whether every floating-point reward is finite.
     bool has_finite_rewards() const {
-        for (int l = memory_.reward; l < memory_.terminated; ++l) {  // the leaves of the reward: one per agent
+        // The leaves of the reward, one per agent, precede `terminated`.
+        for (int l = memory_.reward; l < memory_.terminated; ++l) {
             const Leaf& leaf = memory_.leaf(l);
             const char* data = inputs_[static_cast<size_t>(l)].data;
             const int64_t elements = leaf.input_elements() * count();
@@ -103,7 +106,7 @@ public:
         return true;
     }
 
-    // Whether observation and next observation of the first step share memory: the environment then reuses its array.
+    // Whether observation and next observation of the first step share memory, as if the environment reuses its array.
     bool overlaps(size_t o) const {
         const InputLeaf& a = inputs_[static_cast<size_t>(memory_.observed[o])];
         const InputLeaf& b = inputs_[memory_.leaves.size() + o];
@@ -121,7 +124,8 @@ public:
             const int64_t env = env_at(i % envs_), before = i - envs_;
             const bool start = i >= envs_ && reset[static_cast<size_t>(before)];
             reset[static_cast<size_t>(i)] = ring.next_step && (i < envs_ ? ring.resetting[env] : !start && ended(before));
-            if (reset[static_cast<size_t>(i)]) continue;  // the observation of a reset row is not stored
+            // The observation of a reset row is already stored.
+            if (reset[static_cast<size_t>(i)]) continue;
             const bool continues = i < envs_ ? ring.open[env] && starts_with(ring.at(ring.head[env], env), i)
                                              : !start && !ended(before) && continues_block(i);
             // A step after a reset row continues it too, but its stack starts anew.
@@ -153,14 +157,14 @@ public:
         return false;
     }
 
-    // Free large cast buffers.
+    // Free the memory of large casts.
     void release_casts() {
         for (InputLeaf& each : inputs_)
             if (each.scratch.capacity() > (1 << 20)) std::vector<char>().swap(each.scratch);
     }
 
 private:
-    // The observation at a slot: a pointer into its column, or to `rebuilt` if it is stacked.
+    // Return the observation at a slot: a pointer into its column, or to `rebuilt` if the observation is stacked.
     const char* observation_at(size_t o, int64_t flat, std::vector<char>& rebuilt) const {
         const Leaf& leaf = memory_.observation(o);
         if (!leaf.stacked()) return leaf.at(flat);
@@ -173,14 +177,15 @@ private:
         return std::memcmp(a, b, static_cast<size_t>(memory_.observation(o).input_bytes)) != 0;
     }
 
-    // Whether step i starts with the next observation of the preceding step in this block.
+    // Whether step i starts with the next observation of the preceding step in the same block.
     bool continues_block(int64_t i) const {
         for (size_t o = 0; o < memory_.observed.size(); ++o)
             if (differ(o, obs(o, i), next_obs(o, i - envs_))) return false;
         return true;
     }
 
-    // The first leaf whose stack is not its newest frame plus padding, as required at the start of an episode; or -1.
+    // Return the first leaf whose stack is not its newest frame plus padding, as required at the start of an episode; or
+    // -1.
     int64_t find_unpadded(int64_t i) const {
         std::vector<char> newest, padded;
         for (size_t o = 0; o < memory_.observed.size(); ++o) {
@@ -188,17 +193,17 @@ private:
             if (!leaf.stacked()) continue;
             newest.resize(static_cast<size_t>(leaf.bytes));
             padded.resize(static_cast<size_t>(leaf.input_bytes));
-            leaf.frames.take(newest.data(), obs(o, i), leaf.frames.k - 1);
+            leaf.frames.copy_frame(newest.data(), obs(o, i), leaf.frames.k - 1);
             const char* frames[kMaxFrames];
             std::fill_n(frames, leaf.frames.k - 1, leaf.frames.repeat ? newest.data() : nullptr);
             frames[leaf.frames.k - 1] = newest.data();
-            leaf.frames.put_all(padded.data(), frames);
+            leaf.frames.build(padded.data(), frames);
             if (differ(o, padded.data(), obs(o, i))) return memory_.observed[o];
         }
         return -1;
     }
 
-    // The first next observation whose stack does not follow the observation of step i; or -1.
+    // Return the first next observation whose stack does not follow the observation of step i; or -1.
     int64_t find_unstackable(int64_t i) const {
         for (size_t o = 0; o < memory_.observed.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
@@ -213,8 +218,9 @@ private:
     std::vector<InputLeaf> inputs_;
     bool of_all_envs_ = true;
     std::vector<int64_t> env_index_;
-    std::vector<uint8_t> continues_;     // whether each step continues the preceding one; empty without stacked leaves
-    mutable std::vector<char> rebuilt_;  // scratch memory for a rebuilt stack
+    // Whether each step continues the preceding one; empty without stacked leaves.
+    std::vector<uint8_t> continues_;
+    mutable std::vector<char> rebuilt_;
 };
 
 // Suspicious data in a completed write. The values are below every other status of a write.
@@ -222,14 +228,21 @@ enum Warning : int64_t { kNoWarning = -1, kLooksCut = INT64_MIN, kLooksReset, kL
 
 // Counts how consecutive steps are connected. The counters belong to one writer and are not stored.
 struct Continuity {
-    int64_t followed = 0;   // number of steps after a step that did not end its episode
-    int64_t cut = 0;        // number of steps in `followed` that do not start with the preceding next observation
-    int64_t ended = 0;      // number of episode ends with a following step
-    int64_t reset = 0;      // ends among `ended` whose next observation is the first one of the following episode
-    int64_t restarted = 0;  // number of steps after a reset that the caller did not announce with a cut
-    int64_t infinite = 0;   // number of writes with an infinite or NaN reward
+    // Number of steps after a step that did not end its episode.
+    int64_t followed = 0;
+    // Number of steps in `followed` that do not start with the preceding next observation.
+    int64_t cut = 0;
+    // Number of episode ends with a following step.
+    int64_t ended = 0;
+    // Number of ends in `ended` whose next observation is the first observation of the following episode.
+    int64_t reset = 0;
+    // Number of steps after a reset that the caller did not announce with a cut.
+    int64_t restarted = 0;
+    // Number of writes with an infinite or NaN reward.
+    int64_t infinite = 0;
 
-    bool watches_cuts = false;  // statistics count episodes: an unannounced cut would merge two of them
+    // Whether unannounced cuts count as restarts: in episode statistics they merge two episodes.
+    bool watches_cuts = false;
 
     // Count a step that should start with the pending observation: a reset row, or a step within an episode.
     void count_start(bool continues, bool is_reset_row) {
@@ -238,8 +251,8 @@ struct Continuity {
         restarted += !continues && (is_reset_row || watches_cuts);
     }
 
-    // Count an episode end. `leads_to_start`: its next observation is the first one of the next episode, which is
-    // legitimate for a truncated episode that continues, unless environments are known to reset in the same step.
+    // Count an episode end. `leads_to_start` means that its next observation is the first one of the next episode. A
+    // truncated episode may continue so, unless environments are known to reset in the same step.
     void count_end(bool leads_to_start, bool surely_over) {
         if (leads_to_start && !surely_over) return;
         ++ended;
@@ -248,7 +261,7 @@ struct Continuity {
 
     // Return a warning that was not returned before, or kNoWarning.
     Warning next_warning() {
-        // If most steps are not connected, observations were modified: restarts cannot be told from cuts then.
+        // If most steps are not connected, observations were modified, and restarts cannot be distinguished from cuts.
         const bool looks[] = {followed >= 64 && 2 * cut > followed, ended >= 8 && reset == ended,
                               restarted > 0 && 2 * cut < followed, infinite > 0};
         for (int i = 0; i < 4; ++i) {
@@ -265,7 +278,8 @@ private:
 
 class RingWriter {
 public:
-    StepBlock block;  // the steps to write: the caller fills the block, checks it, then calls `write`
+    // The steps to write. The caller fills the block, checks it, then calls `write`.
+    StepBlock block;
     Continuity continuity;
     Touched touched;
     bool keeps_touched = false;
@@ -291,13 +305,15 @@ private:
     // Count the episode end before step i if it is still stored. Episodes of one step are ignored: a bandit may
     // legitimately pass the next context as the next observation.
     void count_end(int64_t env, int64_t i) {
-        const int64_t row = minus(ring_.head[env], 2);  // row of the last step; the row after it holds the final observation
+        // The row of the last step. The row after it holds the final observation.
+        const int64_t row = minus(ring_.head[env], 2);
         if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
         const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
         const bool terminated = memory_.leaf(memory_.terminated).column[flat];
-        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;  // the episode was cut and has no end
+        // Without a flag the episode was cut.
+        if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;
         continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
     }
 
@@ -316,7 +332,8 @@ private:
 
     // Write a step of all environments with one copy per leaf.
     void write_all_envs(int64_t t) {
-        Ring ring = ring_;  // a copy, whose pointers stay in registers: stores cannot alias them
+        // Stores cannot alias a copy of the ring, so its pointers stay in registers.
+        Ring ring = ring_;
         const int64_t envs = ring.envs, row = ring.head[0], next = plus(row, 1), first_step = t * envs;
         const int64_t flat = ring.at(row, 0), next_flat = ring.at(next, 0);
         const bool open = ring.open[0];
@@ -354,7 +371,7 @@ private:
     }
 
     static void store(const Leaf& leaf, char* column, int64_t flat, const char* item) {
-        if (leaf.stacked()) leaf.frames.take(column + flat * leaf.bytes, item, leaf.frames.k - 1);
+        if (leaf.stacked()) leaf.frames.copy_frame(column + flat * leaf.bytes, item, leaf.frames.k - 1);
         else std::memcpy(column + flat * leaf.bytes, item, static_cast<size_t>(leaf.bytes));
     }
 
@@ -369,7 +386,8 @@ private:
         std::vector<int64_t>* slots = touched_slots();
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
-        bool open = ring_.open[env];  // whether the head row already holds its observation
+        // Whether the head row already holds its observation.
+        bool open = ring_.open[env];
         const bool continues = !open || reset || block.continues_pending(row, env, i);
         if (!open) count_end(env, i);
         else continuity.count_start(reset ? block.starts_with(ring_.at(row, env), i) : continues, reset);
@@ -414,4 +432,4 @@ private:
     Ring& ring_;
 };
 
-}  // namespace relive
+}

@@ -19,8 +19,8 @@ struct Column {
     char* data;
     DataType dtype;
     int64_t items = 1;
-    int64_t bytes;  // number of bytes per item
-    int ndim;       // number of axes per item
+    int64_t bytes;
+    int ndim;
     int64_t shape[kMaxDims];
 
     // An item has the last `item_ndim` axes of the array.
@@ -33,7 +33,7 @@ struct Column {
         for (int d = 0; d < ndim; ++d) bytes *= shape[d] = array.shape[lead + d];
     }
 
-    // Plan a tensor [lead…, shape…].
+    // Plan a tensor [lead…, shape…], whose leading axes have the lengths `lead`.
     void plan(TensorPlans& plans, int lead_ndim, const int64_t* lead) const {
         plans.add(dtype, lead_ndim, lead, ndim, shape, "source");
     }
@@ -44,8 +44,9 @@ struct ColumnWrite {
     enum Kind { kZeros, kCopy, kFlags, kNarrow } kind;
     char* target;
     const char* source;
-    int64_t bytes;              // number of bytes to write to the target
-    std::vector<char> numbers;  // values read from a Python number or list
+    int64_t bytes;
+    // Values of a Python number or list.
+    std::vector<char> numbers;
 
     // Plan to write an array. Returns false if shape or dtype do not fit.
     bool read_from(const ArrayView& array, const Column& column) {
@@ -74,17 +75,23 @@ struct ColumnWrite {
 // The valid steps are listed environment by environment in time order, and a sequence is a run of this list. The list is
 // split after each environment, and with `split` after each episode.
 struct SequenceSpec {
-    int64_t length;  // steps of a full sequence; 0: as long as possible
-    int64_t stride;  // steps between the starts of full sequences
-    bool split;      // whether sequences end at episode ends
-    bool keep_tail;  // whether the remaining steps form a shorter sequence
+    // Number of steps of a full sequence; 0 means as many as possible.
+    int64_t length;
+    // Number of steps between the starts of two full sequences.
+    int64_t stride;
+    // Whether sequences end at episode ends.
+    bool split;
+    // Whether the steps after the last full sequence form a shorter one.
+    bool keep_tail;
 };
 
 struct Flags {
     const uint8_t* terminated;  // [steps, envs] flags
     const uint8_t* truncated;   // [steps, envs] flags
-    const uint8_t* mask;        // [steps, envs] whether each step is valid; null: all are
-    const uint8_t* starting;    // [envs] whether the first step starts an episode
+    // Whether each step is valid; null if all are.
+    const uint8_t* mask;  // [steps, envs]
+    // Whether the first step starts an episode.
+    const uint8_t* starting;  // [envs]
     int64_t steps, envs;
 };
 
@@ -95,8 +102,10 @@ struct RowRun {
 };
 
 struct Sequences {
-    std::unique_ptr<int64_t[]> order;   // flat rows t · N + n of the valid steps
-    std::unique_ptr<bool[]> is_first;   // [steps, envs] steps that start an episode
+    // Flat rows t · N + n of the valid steps.
+    std::unique_ptr<int64_t[]> order;
+    // Whether each step starts an episode.
+    std::unique_ptr<bool[]> is_first;  // [steps, envs]
     std::vector<RowRun> runs;
     int64_t longest = 0;
 
@@ -129,7 +138,8 @@ inline Sequences find_sequences(const Flags& flags, const SequenceSpec& spec) {
     bool* after = sequences.is_first.get() + envs;
     for (int64_t env = 0; env < envs; ++env) sequences.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
     for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;
-    const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);  // whether each valid step of an environment ends an episode
+    // Whether each valid step of one environment ends an episode.
+    const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);
     int64_t* next = sequences.order.get();
     for (int64_t env = 0; env < envs; ++env) {
         int64_t valid = 0;
@@ -188,8 +198,8 @@ public:
         return batch;
     }
 
-    // Plan the tensors of a batch: the steps [B, length, …] (time first: [length, B, …]) with `is_first` last, the mask, the
-    // first rows [B], and the carried items [B, …]. Packed: steps are [total, …], and batch sizes replace the mask.
+    // Plan the tensors of a batch: the steps [B, length, …] (time first: [length, B, …]) with `is_first` last, the mask,
+    // the first rows [B], and the carried items [B, …]. Packed: steps are [total, …], and batch sizes replace the mask.
     void plan(const Batch& batch, TensorPlans& plans) const {
         const bool packed = layout_ == Layout::kPacked, time_first = layout_ == Layout::kTimeFirst;
         const auto count = static_cast<int64_t>(batch.runs.size()), total = static_cast<int64_t>(batch.packed_rows.size());
@@ -205,7 +215,8 @@ public:
     // Fill the tensors of the plan.
     void read(const Batch& batch, const TensorPlans& plans) const {
         const std::vector<int64_t>&rows = batch.packed_rows, &sizes = batch.packed_sizes;
-        const size_t after = steps_.size();  // index of the mask or sizes; first rows and carried items follow
+        // Index of the tensor of the mask or sizes. The first rows and the carried items follow.
+        const size_t after = steps_.size();
         for (size_t s = 0; s < after; ++s) {
             if (layout_ != Layout::kPacked) read_steps(batch.runs, steps_[s], plans.data(s));
             else gather(plans.data(s), steps_[s].data, rows.data(), static_cast<int64_t>(rows.size()), steps_[s].bytes, rows_);
@@ -220,9 +231,10 @@ public:
     }
 
 private:
-    static constexpr int64_t kStepsAhead = 4;  // prefetch distance in steps; with more, prefetched lines would evict each other
+    // Number of steps between a prefetch and its use. With more, prefetched lines would evict each other.
+    static constexpr int64_t kStepsAhead = 4;
 
-    // Call `visit(run, place, step)` for every sequence: its steps are items place, place + step, … of the output.
+    // Call `visit(run, place, step)` for every sequence, whose steps are the items place, place + step, … of the output.
     template <class Visit>
     void for_runs(const std::vector<RowRun>& runs, Visit visit) const {
         const bool time_first = layout_ == Layout::kTimeFirst;
@@ -261,4 +273,4 @@ private:
     std::vector<Column> steps_, carried_;
 };
 
-}  // namespace relive
+}

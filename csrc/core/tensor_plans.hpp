@@ -24,8 +24,8 @@ struct OutOfMemory : std::bad_alloc {
     }
 };
 
-// Throw OutOfMemory if the system has less memory available. Linux overcommits and kills the process when pages are
-// touched. Requests up to 1 GiB are not checked.
+// Throw OutOfMemory if the system has less memory available. Linux would allocate it anyway, and kill the process when the
+// pages are first written. Requests of at most 1 GiB are not checked.
 inline void require_memory(int64_t bytes) {
     if (bytes <= int64_t{1} << 30) return;
 #ifdef __linux__
@@ -46,7 +46,8 @@ struct TensorPlan {
     int64_t shape[kMaxDims];
     int64_t bytes;
     bool in_shared_block;
-    char* data;  // null until the tensor is allocated
+    // Null until the tensor is allocated.
+    char* data;
 };
 
 class TensorPlans {
@@ -56,7 +57,8 @@ public:
     // Plan another tensor and return its index i. Its memory is `data(i)` once the tensors are allocated.
     size_t add(DataType dtype, int ndim, const int64_t* shape) {
         TensorPlan plan{dtype, ndim, {}, dtype.bytes(), false, nullptr};
-        bool is_empty = false;  // axes of length 0 are skipped below: the strides of an empty tensor must not overflow either
+        // Axes of length 0 do not make the product 0, because the strides of an empty tensor must not overflow either.
+        bool is_empty = false;
         for (int d = 0; d < ndim; ++d) {
             plan.shape[d] = shape[d];
             if (shape[d] < 0 || (shape[d] > 0 && plan.bytes > kMaxBytes / shape[d])) throw OutOfMemory();
@@ -69,7 +71,7 @@ public:
         require_memory(total_);
         plan.in_shared_block = shared_bytes_ + round_up(plan.bytes) <= kSharedBytes;
         if (plan.in_shared_block) {
-            ++shared_;
+            ++num_shared_;
             shared_bytes_ += round_up(plan.bytes);
         }
         plans_.push_back(plan);
@@ -91,31 +93,32 @@ public:
         return reinterpret_cast<T*>(plans_[i].data);
     }
     int64_t bytes() const { return total_; }
-    size_t shared() const { return shared_; }
+    size_t num_shared() const { return num_shared_; }
     int64_t shared_bytes() const { return shared_bytes_; }
 
 private:
     static constexpr int64_t kSharedBytes = 1 << 17;
-    static constexpr int64_t kMaxBytes = int64_t{1} << 48;  // larger than any address space; sums of such sizes cannot overflow
+    // More bytes than any address space has, and few enough that sums of such sizes cannot overflow.
+    static constexpr int64_t kMaxBytes = int64_t{1} << 48;
 
     std::vector<TensorPlan> plans_;
-    size_t shared_ = 0;  // number of tensors in the shared block
+    size_t num_shared_ = 0;
     int64_t shared_bytes_ = 0, total_ = 0;
 };
 
-// Reuses freed blocks, which are still in the processor's cache and have mapped pages. malloc would return another block
-// first, or unmap the pages.
+// Reuses freed blocks, which are still in the processor's cache and have mapped pages. malloc would rather return another
+// block, or unmap the pages.
 class BlockCache {
 public:
     // Allocate `bytes`, a multiple of 64. Returns null if memory is exhausted.
-    void* take(size_t bytes) {
+    void* allocate(size_t bytes) {
         void* memory = is_cached(bytes) ? find(bytes) : nullptr;
         return memory ? memory : std::aligned_alloc(64, bytes);
     }
 
     void give_back(void* memory, size_t bytes) {
         if (!is_cached(bytes)) return std::free(memory);
-        // Never wait for the mutex: in a forked child its holder may not exist.
+        // This never waits for the mutex, because in a forked child its holder may not exist.
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
         if (!lock) return std::free(memory);
         if (count_ == kMaxBlocks) {
@@ -126,7 +129,8 @@ public:
     }
 
     static BlockCache& instance() {
-        static BlockCache* instance = new BlockCache;  // never freed: tensors may outlive the module
+        // The cache is never freed, because tensors may outlive the module.
+        static BlockCache* instance = new BlockCache;
         return *instance;
     }
 
@@ -157,4 +161,4 @@ private:
     size_t count_ = 0;
 };
 
-}  // namespace relive
+}
