@@ -42,12 +42,12 @@ Row = dict[str, Any]
 
 
 class UnsupportedSection(Exception):
-    """Raised by a section that needs other hardware."""
+    """Raised by a section that needs hardware which is missing."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the checks and measurements."""
+    """Numbers of environments, rows and repetitions of all sections."""
 
     envs: tuple[int, ...] = (3, 8, 4096, 65_536)
     steps: int = 12
@@ -69,7 +69,7 @@ SMALL = Sizes((3, 8), 7, 16, 40, 5000, 2, 2)
 
 @dataclass
 class Target:
-    """The device under test: a GPU, or the CPU with Triton's interpreter."""
+    """The device to check: a GPU, or the CPU with Triton's interpreter."""
 
     device: torch.device
     sizes: Sizes
@@ -87,7 +87,7 @@ class Target:
 
     @contextmanager
     def kernels(self) -> Iterator[None]:
-        """Context manager that uses Triton's kernels, as on a GPU."""
+        """Use Triton's kernels inside, as on a GPU."""
         if self.is_gpu:
             yield
         else:
@@ -100,8 +100,8 @@ class Target:
 
     def replay(self, envs: int, rows: int, *, device: Any = None, **options: Any) -> rl.ReplayBuffer:
         """Make a buffer with `rows` rows per environment."""
-        where = self.device if device is None else device
-        return rl.ReplayBuffer(rows * envs, OBS, ACTION, num_envs=envs, device=where, seed=0, **options)
+        device = self.device if device is None else device
+        return rl.ReplayBuffer(rows * envs, OBS, ACTION, num_envs=envs, device=device, seed=0, **options)
 
 
 def episodes(envs: int, steps: int, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
@@ -122,7 +122,7 @@ def episodes(envs: int, steps: int, seed: int = 0) -> Iterator[dict[str, torch.T
 
 
 def constant_step(envs: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return a step whose next observation equals its observation: it can be added repeatedly."""
+    """Return a step that can be added repeatedly: its next observation equals its observation."""
     (step,) = episodes(envs, 1)
     step["next_obs"] = step["obs"].clone()
     flags = {name: torch.zeros(envs, dtype=torch.bool) for name in ("terminated", "truncated")}
@@ -138,7 +138,7 @@ def fill_rollout(rollout: rl.RolloutBuffer, step: dict[str, torch.Tensor]) -> No
 
 
 def measure_seconds(call: Callable[[], object], target: Target) -> float:
-    """Return the seconds of a call, including the work of the device."""
+    """Return the seconds that a call takes, including the work of the device."""
     target.wait()
     start = perf_counter()
     call()
@@ -147,7 +147,7 @@ def measure_seconds(call: Callable[[], object], target: Target) -> float:
 
 
 def describe_machine(target: Target) -> Iterator[Row]:
-    """Versions, driver and device."""
+    """List the versions, the driver and the device."""
     with target.kernels():
         backend_name = kernels.serving([torch.zeros(1, device=target.device)])
     triton = sys.modules.get("triton")
@@ -198,15 +198,15 @@ def find_differences(a: Any, b: Any) -> list[str]:
     )
 
 
-def require(condition: object, what: str) -> None:
+def require(condition: object, message: str) -> None:
     if not condition:
-        raise AssertionError(what)
+        raise AssertionError(message)
 
 
 def _fill_both(
-    target: Target, envs: int, rows: int, after: Callable[[Any, Any], None] | None = None, **options: Any
+    target: Target, envs: int, rows: int, on_step: Callable[[Any, Any], None] | None = None, **options: Any
 ) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
-    """Fill a host buffer and a device buffer with the same steps; call `after(host, device)` after each step."""
+    """Fill a host buffer and a device buffer with the same steps; call `on_step(host, device)` after each step."""
     host = target.replay(envs, rows, device="cpu", **options)
     with target.kernels():
         device_buffer = target.replay(envs, rows, **options)
@@ -214,13 +214,13 @@ def _fill_both(
         host.add(**step)
         with target.kernels():
             device_buffer.add(**{name: value.to(target.device) for name, value in step.items()})
-        if after is not None:
-            after(host, device_buffer)
+        if on_step is not None:
+            on_step(host, device_buffer)
     return host, device_buffer
 
 
 def compare_rows(target: Target) -> Iterator[Row]:
-    """The same steps in a device buffer and in a host buffer."""
+    """Compare a device buffer and a host buffer that stored the same steps."""
     for envs in target.sizes.envs:
         host, device_buffer = _fill_both(target, envs, target.sizes.steps - 2 if envs < 10_000 else 4)
         with target.kernels():
@@ -236,7 +236,7 @@ def compare_rows(target: Target) -> Iterator[Row]:
 
 
 def compare_priorities(target: Target) -> Iterator[Row]:
-    """The same priorities on the device and on the host, and draws in proportion to them."""
+    """Compare priorities on the device and on the host after the same updates, and draw by priority."""
 
     def update(host: rl.ReplayBuffer, device_buffer: rl.ReplayBuffer) -> None:
         ids = host.ids()[::3]
@@ -264,7 +264,10 @@ def compare_priorities(target: Target) -> Iterator[Row]:
 
 
 def philox(counter: list[int], key: int) -> list[int]:
-    """Compute Philox 4×32 with ten rounds: the reference implementation."""
+    """Return the four words of Philox 4×32 with ten rounds.
+
+    Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011).
+    """
     c, k = list(counter), [key & 0xFFFFFFFF, key >> 32]
     for _ in range(10):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -274,7 +277,7 @@ def philox(counter: list[int], key: int) -> list[int]:
 
 
 def check_draws(target: Target) -> Iterator[Row]:
-    """Random numbers against the reference algorithm, and uniformity of draws."""
+    """Compare random numbers with the reference algorithm, and test that draws are uniform."""
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415 (needs Triton)
 
     with target.kernels():
@@ -299,7 +302,7 @@ def check_draws(target: Target) -> Iterator[Row]:
 
 
 class _Learner:
-    """A buffer with static step tensors, and one round of a training loop."""
+    """A buffer, the tensors of its steps at fixed addresses, and a round of a training loop."""
 
     def __init__(self, target: Target, device: torch.device | None = None) -> None:
         self.replay = target.replay(8, 6, sampler=rl.Prioritized(), device=device)
@@ -333,7 +336,7 @@ def _require_same(first: _Learner, second: _Learner, situation: str) -> None:
 
 
 def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) -> None:
-    """Call on another stream, synchronised with the current stream before and after."""
+    """Run a call on another stream, and synchronise with the current stream before and after."""
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         call()
@@ -341,10 +344,11 @@ def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) ->
 
 
 def check_graphs(target: Target) -> Iterator[Row]:
-    """A captured round against eager rounds: after clear, mixed with eager calls, on another stream."""
+    """Compare replays of a captured round with eager rounds: after clear, between eager calls, on another stream."""
     target.require_gpu()
     captured_learner, eager_learner = _Learner(target), _Learner(target)
-    for learner in (captured_learner, eager_learner):  # warm up, as a capture requires
+    # A capture requires that the calls have run before.
+    for learner in (captured_learner, eager_learner):
         learner.round()
     graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(target.device)
     with torch.cuda.graph(graph):
@@ -366,7 +370,7 @@ def check_graphs(target: Target) -> Iterator[Row]:
 
 
 def check_streams(target: Target) -> Iterator[Row]:
-    """The same rounds on the current stream and on another one."""
+    """Compare the same rounds on the current stream and on another stream."""
     target.require_gpu()
     first, second = _Learner(target), _Learner(target)
     side_stream = torch.cuda.Stream(target.device)
@@ -380,7 +384,7 @@ def check_streams(target: Target) -> Iterator[Row]:
 
 
 def check_devices(target: Target) -> Iterator[Row]:
-    """A buffer on the second device while the first one is current."""
+    """Compare a buffer on the first device with a buffer on the second one, while the first device is current."""
     target.require_gpu()
     if torch.cuda.device_count() < 2:
         raise UnsupportedSection("needs two GPUs")
@@ -419,7 +423,7 @@ def make_calls(target: Target) -> dict[str, Callable[[], object]]:
 
 
 def check_waits(target: Target) -> Iterator[Row]:
-    """Each call in torch's sync debug mode, in which synchronisation raises."""
+    """Run each call in torch's sync debug mode, in which synchronisation raises."""
     target.require_gpu()
     previous = torch.cuda.get_sync_debug_mode()
     for name, call in make_calls(target).items():
@@ -437,7 +441,7 @@ def check_waits(target: Target) -> Iterator[Row]:
 
 
 def time_first_calls(target: Target) -> Iterator[Row]:
-    """Time of the first call, which compiles kernels, and of the third."""
+    """Time the first call, which compiles kernels, and the third."""
     with target.kernels():
         for name, call in make_calls(target).items():
             first, _, third = (measure_seconds(call, target) for _ in range(3))
@@ -445,7 +449,7 @@ def time_first_calls(target: Target) -> Iterator[Row]:
 
 
 def measure_bandwidth(target: Target) -> Iterator[Row]:
-    """Copy bandwidth of the device, the reference for other times."""
+    """Measure the copy bandwidth of the device, with which other times are compared."""
     source = torch.zeros(1 << (28 if target.is_gpu else 20), dtype=torch.uint8, device=target.device)
     copy = torch.empty_like(source)
     seconds = min(measure_seconds(lambda: copy.copy_(source), target) for _ in range(20))
@@ -454,7 +458,7 @@ def measure_bandwidth(target: Target) -> Iterator[Row]:
 
 
 def measure_time(target: Target, name: str, call: Callable[[], object], num_bytes: int = 0) -> Row:
-    """Measure host and device time of a call. `num_bytes`: the minimum number of bytes it reads and writes."""
+    """Measure host and device time of a call that reads and writes at least `num_bytes` bytes."""
     for _ in range(3):
         call()
     rounds, host = target.sizes.rounds, []
@@ -468,7 +472,7 @@ def measure_time(target: Target, name: str, call: Callable[[], object], num_byte
         return row
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     target.wait()
-    # Keep the device busy while the calls are queued, to measure its time without the host's.
+    # The device is kept busy while the calls are queued, so that its time does not include the host's.
     scratch = torch.empty(1 << 27, dtype=torch.uint8, device=target.device)
     for _ in range(1 + int(2 * rounds * median(host) * target.copy_speed / scratch.nbytes)):
         scratch.fill_(1)
@@ -485,7 +489,7 @@ def measure_time(target: Target, name: str, call: Callable[[], object], num_byte
 
 
 def time_replay(target: Target) -> Iterator[Row]:
-    """Calls with many environments, with Triton kernels and with torch ops."""
+    """Time calls with many environments, with Triton kernels and with torch ops."""
     sizes, step_bytes = target.sizes, 4 * (2 * OBS + ACTION + 1) + 2
     envs = sizes.many_envs
     step = constant_step(envs, target.device)
@@ -521,7 +525,7 @@ def time_replay(target: Target) -> Iterator[Row]:
 
 
 def time_images(target: Target) -> Iterator[Row]:
-    """Stacks of four 84 × 84 frames, stored as single frames and whole."""
+    """Time stacks of four 84 × 84 frames, stored as single frames and as whole stacks."""
     envs = target.sizes.image_envs
     flags = {name: torch.zeros(envs, dtype=torch.bool, device=target.device) for name in ("terminated", "truncated")}
     rest = {"action": torch.zeros(envs, dtype=torch.int64, device=target.device), **flags}
@@ -544,7 +548,7 @@ def time_images(target: Target) -> Iterator[Row]:
 
 
 def time_trees(target: Target) -> Iterator[Row]:
-    """A priority tree over millions of rows."""
+    """Time a priority tree over millions of rows."""
     from relive.kernels.triton.priority_tree import TritonTree  # noqa: PLC0415 (needs Triton)
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415
 
@@ -567,7 +571,7 @@ def time_trees(target: Target) -> Iterator[Row]:
 
 
 def time_rollouts(target: Target) -> Iterator[Row]:
-    """A rollout of 24 steps."""
+    """Time a rollout of 24 steps."""
     envs, device = target.sizes.many_envs, target.device
     rollout, step = rl.RolloutBuffer(24, envs, OBS, ACTION, device=device, seed=0), constant_step(envs, device)
     with target.kernels():
@@ -578,7 +582,7 @@ def time_rollouts(target: Target) -> Iterator[Row]:
 
 
 def time_others(target: Target) -> Iterator[Row]:
-    """Buffers of FastTD3 (--fasttd3 PATH/fast_td3_utils.py) and TorchRL, if available."""
+    """Time the buffers of FastTD3 (--fasttd3 PATH/fast_td3_utils.py) and of TorchRL, if available."""
     envs = target.sizes.many_envs
     step = constant_step(envs, target.device)
     if target.fasttd3 is not None:
@@ -649,7 +653,7 @@ SECTIONS: dict[str, Callable[[Target], Iterator[Row]]] = {
 
 
 def run_section(title: str, run: Callable[[Target], Iterator[Row]], target: Target) -> dict[str, Any]:
-    """Run a section and return its rows, result and time. Rows before a failure are kept."""
+    """Run a section and return its rows, result and time. A failed section has the rows before the failure."""
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {"title": title, "about": (run.__doc__ or "").strip(), "rows": rows, "result": "passed"}
     start = perf_counter()
@@ -659,7 +663,8 @@ def run_section(title: str, run: Callable[[Target], Iterator[Row]], target: Targ
             result["result"] = "FAILED"
     except UnsupportedSection as reason:
         result["result"] = f"left out: {reason}"
-    except Exception as error:  # any error becomes part of the report
+    except Exception as error:
+        # An error of any class becomes part of the report.
         result |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     result["seconds"] = round(perf_counter() - start, 1)
     return result
@@ -695,29 +700,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     is_interpreted = options.device == "interpreter"
     if is_interpreted:
-        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this when it is imported
+        # Triton reads this variable when it is imported.
+        os.environ["TRITON_INTERPRET"] = "1"
     if not is_interpreted and not torch.cuda.is_available():
         _print(f"gpu_report: expected a GPU that torch {torch.__version__} sees, got none. Pass --device interpreter.")
         return 2
     start = perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache  # an empty cache: the first call of each kernel compiles it
+        # With an empty cache the first call of each kernel compiles it.
+        os.environ["TRITON_CACHE_DIR"] = cache
         target = Target(torch.device("cpu" if is_interpreted else options.device), SMALL if is_interpreted else Sizes())
         target.fasttd3 = options.fasttd3
-        done = []
+        sections = []
         for title, run in SECTIONS.items():
             if perf_counter() - start > MAX_SECONDS:
-                done.append({"title": title, "about": "", "rows": [], "result": "left out: no time", "seconds": 0.0})
+                sections.append(
+                    {"title": title, "about": "", "rows": [], "result": "left out: no time", "seconds": 0.0}
+                )
                 continue
-            done.append(run_section(title, run, target))
-            _print(f"{title}: {done[-1]['result']} ({done[-1]['seconds']} s)")
+            sections.append(run_section(title, run, target))
+            _print(f"{title}: {sections[-1]['result']} ({sections[-1]['seconds']} s)")
     name = "Triton's interpreter" if is_interpreted else torch.cuda.get_device_name(target.device)
-    report = {"name": name, "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC", "sections": done}
+    report = {"name": name, "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC", "sections": sections}
     report["seconds"] = perf_counter() - start
     options.out.with_suffix(".md").write_text(make_page(report), encoding="utf-8")
     options.out.with_suffix(".json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     _print(f"Written to {options.out}.md and {options.out}.json. Please send both with an issue, good or bad.")
-    return int(any(each["result"] == "FAILED" for each in done))
+    return int(any(each["result"] == "FAILED" for each in sections))
 
 
 if __name__ == "__main__":

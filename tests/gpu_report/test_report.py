@@ -27,7 +27,6 @@ def make_target() -> Target:
 
 def test_a_report_has_a_page_and_a_file_of_every_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(target: Target) -> Iterator[dict[str, Any]]:
-        """Fails after one row."""
         yield {"what": "before"}
         raise ValueError("on purpose")
 

@@ -37,7 +37,8 @@ BARS = {
 @pytest.fixture(params=["meta", "cpu"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Use a device without native kernels, or the CPU without them."""
-    if request.param == "meta":  # meta tensors have no generators: torch's own takes as many launches
+    # There are no generators for meta tensors. torch's default generator takes as many launches.
+    if request.param == "meta":
         monkeypatch.setattr(Randomness, "generator", lambda *_: None)
     with kernels.force("torch"):
         yield request.param
@@ -66,7 +67,6 @@ def test_masked_advantages_of_24_steps_are_at_most_40_launches(device: str, mask
 
 @pytest.mark.parametrize("slots", [32, 4096])
 def test_neither_a_write_nor_a_draw_looks_at_all_slots(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest tensor that is read or written as a whole does not grow with the capacity."""
     monkeypatch.setattr(Randomness, "generator", lambda *_: None)
     with kernels.force("torch"):
         replay = rl.ReplayBuffer(slots * 8, 3, 2, num_envs=8, device="meta")
@@ -85,7 +85,6 @@ def test_neither_a_write_nor_a_draw_looks_at_all_slots(slots: int, monkeypatch: 
 
 
 def test_the_copies_of_a_rollout_have_one_dtype_each(device: str) -> None:
-    """A device copies many tensors in one launch only if they have the same dtype."""
     launches = _Copies()
     call = ours(device)["rollout add"]()
     with launches:

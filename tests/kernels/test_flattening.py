@@ -1,4 +1,4 @@
-"""The leaves of a step: flattened natively and by the schema."""
+"""Steps are flattened natively and by the schema, with the same leaves."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ trees = st.recursive(
 )
 
 
-def flattening(schema: Schema, backend: str, positional: int) -> Flattening:
+def make_flattening(schema: Schema, backend: str, positional: int) -> Flattening:
     if backend == "native":
         return Flattening(schema, schema.names[:positional], schema.names[positional:])
     with kernels.force("torch"):
         return Flattening(schema, schema.names[:positional], schema.names[positional:])
 
 
-def drawn_value(draw: st.DrawFn, tree: Tree) -> Any:
-    """Return a value of the field, in one of the containers that callers use."""
+def draw_value(draw: st.DrawFn, tree: Tree) -> Any:
     if isinstance(tree, Field):
         return object()
-    parts = {name: drawn_value(draw, part) for name, part in draw(st.permutations(list(tree.items())))}
+    parts = {name: draw_value(draw, part) for name, part in draw(st.permutations(list(tree.items())))}
     kinds: list[Any] = [dict, OrderedDict, UserDict]
     if all(str(i) in tree for i in range(len(tree))):
         kinds += [
@@ -53,18 +52,18 @@ def drawn_value(draw: st.DrawFn, tree: Tree) -> Any:
 def test_the_leaves_equal_those_of_the_schema(backend: str, data: st.DataObject) -> None:
     schema = Schema({name: data.draw(trees, name) for name in NAMES})
     positional = data.draw(st.integers(0, 3))
-    values = [data.draw(st.none() | st.composite(drawn_value)(schema.trees[name])) for name in NAMES]
+    values = [data.draw(st.none() | st.composite(draw_value)(schema.trees[name])) for name in NAMES]
     given_names = [name for name in NAMES[positional:] if data.draw(st.booleans(), f"pass {name}")]
     extra = {name: values[NAMES.index(name)] for name in given_names}
     values[positional:] = [extra.get(name) for name in NAMES[positional:]]
 
-    leaves = flattening(schema, backend, positional)(tuple(values[:positional]), extra)
+    leaves = make_flattening(schema, backend, positional)(tuple(values[:positional]), extra)
 
     expected = [leaf for name, value in zip(NAMES, values, strict=True) for leaf in schema.flatten(name, value)]
     assert all(leaf is other for leaf, other in zip(leaves, expected, strict=True))
 
 
-WRONG: dict[str, tuple[Any, str]] = {
+WRONG_VALUES: dict[str, tuple[Any, str]] = {
     "a key is missing": ({"a": 1}, r"obs: expected the keys \['a', 'b'\], got the keys \['a'\]"),
     "a key is too many": ({"a": 1, "b": {"0": 1, "1": 2}, "c": 3}, r"got the keys \['a', 'b', 'c'\]"),
     "a key is another": ({"a": 1, "c": {"0": 1, "1": 2}}, r"got the keys \['a', 'c'\]"),
@@ -77,18 +76,18 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("value", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("value", "message"), WRONG_VALUES.values(), ids=WRONG_VALUES)
 def test_a_value_that_is_not_as_declared_is_explained(backend: str, value: Any, message: str) -> None:
     schema = Schema({"obs": declare("obs", {"a": (), "b": (Field(), Field())})})
     with pytest.raises(SchemaError, match=message):
-        flattening(schema, backend, 1)((value,), {})
+        make_flattening(schema, backend, 1)((value,), {})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_unknown_name_is_explained(backend: str) -> None:
     schema = Schema({"obs": Field(), "cost": Field()})
     with pytest.raises(SchemaError, match="prize: expected a declared field"):
-        flattening(schema, backend, 1)((1,), {"prize": 2})
+        make_flattening(schema, backend, 1)((1,), {"prize": 2})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -98,10 +97,10 @@ def test_items_of_a_dict_subclass_are_read_by_its_methods(backend: str) -> None:
             return 2 * super().__getitem__(key)
 
     schema = Schema({"obs": declare("obs", {"a": (), "b": ()})})
-    assert flattening(schema, backend, 1)((Doubled(a=1, b=2),), {}) == (2, 4)
+    assert make_flattening(schema, backend, 1)((Doubled(a=1, b=2),), {}) == (2, 4)
 
 
-@pytest.mark.skipif(kernels.native() is None, reason="there is no native core to ask")
+@pytest.mark.skipif(kernels.native() is None, reason="there is no native core")
 def test_plain_dicts_are_flattened_natively() -> None:
     flattener = kernels.native().Flattener({"obs": {"a": None, "b": {"0": None, "1": None}}}, {"cost": None})
     assert flattener.flatten(({"b": (2, 3), "a": 1},), {"cost": 4}) == (1, 2, 3, 4)

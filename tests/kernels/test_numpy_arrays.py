@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(native is None, reason="there is no native core 
 DTYPES = [np.dtype(letter) for letter in "?bBhHiIlLqQefdFD"]
 
 
-def variants(dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Arrays [3, 4] with the same values in every memory layout, and some objects that are not such arrays."""
+def make_variants(dtype: np.dtype) -> dict[str, np.ndarray]:
+    """Return arrays with the same values, most of shape [3, 4], in every memory layout."""
     plain = (np.arange(12).reshape(3, 4) % 5).astype(dtype)
     moved = np.zeros(12 * dtype.itemsize + 1, np.uint8)[1:].view(dtype).reshape(3, 4)
     moved[...] = plain
@@ -45,18 +45,18 @@ def _field_of_a_record(plain: np.ndarray) -> np.ndarray:
     return record["x"]
 
 
-def written(array: Any, dtype: np.dtype) -> tuple[int, bytes]:
-    """Return the answer of the native core for an array, and the written row."""
+def write_natively(array: Any, dtype: np.dtype) -> tuple[int, bytes]:
+    """Write an array as a row. Return the status, 0 for a refused array, and the bytes of the column."""
     column = np.zeros((2, 3, 4), dtype)
-    answer = native.Columns([column], [False], 0).write(1, (array,), None)
-    return answer, column.tobytes()
+    status = native.Columns([column], [False], 0).write(1, (array,), None)
+    return status, column.tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", variants(np.dtype("f")))
+@pytest.mark.parametrize("layout", make_variants(np.dtype("f")))
 def test_an_array_is_read_like_its_buffer(dtype: np.dtype, layout: str) -> None:
-    array: Any = variants(dtype)[layout]
-    assert written(array, dtype) == written(memoryview(array), dtype)
+    array: Any = make_variants(dtype)[layout]
+    assert write_natively(array, dtype) == write_natively(memoryview(array), dtype)
 
 
 def test_the_memory_of_this_numpy_is_read_directly() -> None:
@@ -65,8 +65,8 @@ def test_the_memory_of_this_numpy_is_read_directly() -> None:
 
 def test_an_array_type_without_probes_is_not_read() -> None:
     class Other:
-        """An object whose memory is not that of an array."""
+        pass
 
     native.set_numpy(Other, [np.zeros(3)])
-    assert written(Other(), np.dtype("f"))[0] == 0
-    assert written(np.ones((3, 4), "f"), np.dtype("f"))[0] == -1
+    assert write_natively(Other(), np.dtype("f"))[0] == 0
+    assert write_natively(np.ones((3, 4), "f"), np.dtype("f"))[0] == -1

@@ -1,4 +1,4 @@
-"""Weighted draws: the native tree and the torch tree, against priorities on a line."""
+"""The native tree and the torch tree draw by priority, like a list of priorities that is searched from the left."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def doubles(values: Any) -> torch.Tensor:
 
 
 def make_tree(priorities: Any) -> PriorityTree:
-    """Return a tree with these priorities, one leaf each."""
     tree = priority_tree(len(priorities), CPU)
     tree.set(torch.arange(len(priorities)), doubles(priorities))
     return tree
@@ -44,15 +43,15 @@ def draw(tree: PriorityTree, count: int, seed: int | Randomness = 0) -> torch.Te
     return leaves
 
 
-def constant(uniform: float) -> Any:
-    """Randomness that always returns the same number."""
+def make_constant_randomness(uniform: float) -> Any:
+    """Return randomness that always draws the same number."""
     function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)(lambda _: uniform)
     words = (ctypes.c_void_p * 5)(None, None, None, ctypes.cast(function, ctypes.c_void_p), None)
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    new_capsule = ctypes.pythonapi.PyCapsule_New
+    new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     name = ctypes.c_char_p(b"BitGenerator")
     source: Any = Randomness(0)
-    source.capsule = new(ctypes.addressof(words), name, None)
+    source.capsule = new_capsule(ctypes.addressof(words), name, None)
     source.uniform = lambda count, _: torch.full((count,), uniform, dtype=torch.float64)
     source.kept_alive = (function, words, name)
     return source
@@ -61,12 +60,12 @@ def constant(uniform: float) -> Any:
 def chi_squared(tree: PriorityTree, draws: int, count: int, seed: int) -> tuple[float, int]:
     """Return χ² of `draws` draws against the priorities, and its degrees of freedom."""
     source = Randomness(seed)
-    seen = torch.cat([draw(tree, count, source) for _ in range(draws // count)]).bincount(minlength=tree.num_leaves)
+    counts = torch.cat([draw(tree, count, source) for _ in range(draws // count)]).bincount(minlength=tree.num_leaves)
     share = tree.leaves_view() / tree.leaves_view().amax()
-    expected = share / share.sum() * seen.sum()
+    expected = share / share.sum() * counts.sum()
     drawable = expected > 0
-    assert seen[~drawable].sum() == 0
-    return float(((seen - expected)[drawable] ** 2 / expected[drawable]).sum()), int(drawable.sum()) - 1
+    assert counts[~drawable].sum() == 0
+    return float(((counts - expected)[drawable] ** 2 / expected[drawable]).sum()), int(drawable.sum()) - 1
 
 
 def assert_fits(tree: PriorityTree, seed: int, *, draws: int = 40_000, count: int = 32) -> None:
@@ -77,7 +76,7 @@ def assert_fits(tree: PriorityTree, seed: int, *, draws: int = 40_000, count: in
 class TestDrawing:
     @pytest.mark.parametrize("num_leaves", [1, 2, 7, 8, 9, 63, 64, 65, 513, 4097])
     def test_draws_are_the_leaves_that_the_written_out_search_finds(self, num_leaves: int) -> None:
-        # Whole numbers: every sum is exact, and so is the leaf of each point.
+        # Sums of whole numbers are exact, so the leaf of each point is exact too.
         priorities = np.random.default_rng(num_leaves).integers(0, 5, num_leaves).astype(float)
         priorities[num_leaves // 2] = 3
         slow = SlowTree(num_leaves)
@@ -100,7 +99,8 @@ class TestDrawing:
 
     def test_the_test_of_draws_notices_wrong_priorities(self) -> None:
         tree = make_tree([1.0, 1.0, 1.0, 1.0])
-        tree.leaves_view()[2] = 1.1  # without a rebuild
+        # The sums are not rebuilt, so they are wrong.
+        tree.leaves_view()[2] = 1.1
         statistic, freedom = chi_squared(tree, 40_000, 32, 1)
         assert statistic > freedom + 5 * math.sqrt(2 * freedom)
 
@@ -148,7 +148,7 @@ class TestZero:
     @pytest.mark.parametrize("uniform", [0.0, 2.0**-53, 0.5, 1 - 2.0**-53])
     @pytest.mark.parametrize("value", [TINY, 1e-320, 0.1, 1.0, 1e300, HUGE])
     def test_points_on_a_border_fall_into_a_positive_leaf(self, uniform: float, value: float) -> None:
-        source = constant(uniform)
+        source = make_constant_randomness(uniform)
         for num_leaves in (1, 9, 70, 600):
             for positive in ([0], [num_leaves - 1], [num_leaves // 2], range(0, num_leaves, 3)):
                 tree = priority_tree(num_leaves, CPU)
@@ -164,7 +164,8 @@ class TestZero:
     def test_zero_leaves_are_never_drawn(self, values: tuple[float, ...]) -> None:
         generator = np.random.default_rng(1)
         priorities = generator.choice((0.0, 0.0, *values), 3000)
-        priorities[-200:] = 0  # empty groups at the end, where rounding could select a leaf past the last positive one
+        # With zeros at the end, rounding could select a leaf past the last positive one.
+        priorities[-200:] = 0
         tree, source = make_tree(priorities), Randomness(3)
         leaves = torch.cat([draw(tree, 1000, source) for _ in range(100)])
         assert (tree.get(leaves) > 0).all()
@@ -259,7 +260,8 @@ class TestUpdating:
         num_leaves, batch = 1 << 17, 500
         generator = np.random.default_rng(10)
         brute, tree = np.zeros(num_leaves), priority_tree(num_leaves, CPU)
-        tree.smallest()  # from here on minima are maintained
+        # After this call updates maintain the minima.
+        tree.smallest()
         for _ in range(1_000_000 // batch):
             leaves = generator.integers(0, num_leaves, batch)
             priorities = 10 ** generator.uniform(-8, 8, batch)
@@ -269,7 +271,8 @@ class TestUpdating:
         assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-12)
         assert float(tree.smallest()) == brute[brute > 0].min()
         assert tree.check() <= 1e-12
-        # Without the largest priority a sum of small ones remains; updates by differences would leave an error there.
+        # Without the largest priority a sum of small ones remains, in which updates by differences would leave an
+        # error.
         large = np.flatnonzero(brute > 1e-4)
         tree.set(torch.from_numpy(large), 0.0)
         brute[large] = 0
@@ -341,7 +344,7 @@ def test_any_history_agrees_with_priorities_on_a_line(history: History, count: i
 
 
 class Operations(TorchDispatchMode):
-    """Names of the operations that run inside."""
+    """Records the names of the operations that run inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -352,8 +355,8 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def on_a_device(num_leaves: int) -> Any:
-    """The torch tree on devices where reading a result would synchronise."""
+def make_device_tree(num_leaves: int) -> Any:
+    """Return a torch tree that skips the checks of the CPU, as on a device where reading a result would synchronise."""
     with kernels.force_torch():
         tree: Any = priority_tree(num_leaves, CPU)
     tree._is_cpu = False
@@ -361,7 +364,7 @@ def on_a_device(num_leaves: int) -> Any:
 
 
 def parallel_cumsum(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Compute running sums like a device: log₂ n passes, in each of which every entry adds one further to the left."""
+    """Compute running sums in log₂ n passes like a device: in each pass an entry adds one further to the left."""
     sums, step = values.movedim(dim, -1), 1
     while step < sums.shape[-1]:
         sums = torch.cat([sums[..., :step], sums[..., step:] + sums[..., :-step]], -1)
@@ -371,7 +374,8 @@ def parallel_cumsum(values: torch.Tensor, dim: int) -> torch.Tensor:
 
 class TestDevices:
     def test_repeated_leaves_are_written_with_the_last_priority(self) -> None:
-        # On a device a scatter of two numbers to one leaf keeps either of them; on the CPU it happens to be the last.
+        # On a device a scatter of two numbers to one leaf keeps either of them; on the CPU it keeps the last one by
+        # chance.
         leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
         assert priority._repeat_last_values(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
 
@@ -379,9 +383,8 @@ class TestDevices:
         generator = np.random.default_rng(6)
         values = doubles(generator.random(20_000) * (generator.random(20_000) < 0.3))
         zero = values == 0
-        assert (
-            parallel_cumsum(values, 0).diff()[zero[1:]] != 0
-        ).any()  # the sums are not monotonic, as rounding allows
+        # Rounding changes some running sums at a zero.
+        assert (parallel_cumsum(values, 0).diff()[zero[1:]] != 0).any()
         monkeypatch.setattr(torch.Tensor, "cumsum", parallel_cumsum)
         running = priority._RunningSums(len(values), torch.tensor([[1.0], [1.0]], dtype=torch.float64))
         running.compute(values[:, None].expand(-1, 2))
@@ -389,12 +392,13 @@ class TestDevices:
         assert (steps >= 0).all()
         assert (steps[zero[1:]] == 0).all()
         rows = values.view(-1, 50)
-        for points in rows.cumsum(1).unbind(1):  # points at borders, where rounding decides
+        # These points are on the borders of leaves, where rounding decides.
+        for points in rows.cumsum(1).unbind(1):
             leaf = priority._find_first_reaching(rows, points)
             assert (rows.gather(1, leaf[:, None]) > 0)[points > 0].all()
 
     def test_sampling_and_updating_take_few_operations_and_never_wait(self) -> None:
-        tree, source = on_a_device(100_000), Randomness(0)
+        tree, source = make_device_tree(100_000), Randomness(0)
         tree.set(torch.arange(100_000), 1.0)
         draw(tree, 64, source)
         with Operations() as operations:
@@ -410,7 +414,7 @@ class TestDevices:
         assert not waiting & set(operations.names)
 
     def test_draws_from_zeros_stay_inside(self) -> None:
-        tree = on_a_device(1001)
+        tree = make_device_tree(1001)
         leaves = draw(tree, 100)
         assert leaves.min() >= 0
         assert leaves.max() < 1001

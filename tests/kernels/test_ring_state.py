@@ -1,4 +1,4 @@
-"""The state of a ring as arguments of the native core: arrays by name."""
+"""The native core takes the state of a ring as arrays by name."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ SHAPES = {
     "count": (PER_ENV, torch.int64),
     "floor": (PER_ENV, torch.int64),
 }
-KEPT = {"journal": (PER_ENV, torch.int64), "seals": ((*PER_SLOT, 2), torch.int64)}
+OPTIONAL_SHAPES = {"journal": (PER_ENV, torch.int64), "seals": ((*PER_SLOT, 2), torch.int64)}
 
 
-def zeros(shapes: dict[str, Any]) -> dict[str, torch.Tensor]:
+def make_zeros(shapes: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
 
 
-def columns() -> list[torch.Tensor]:
-    """Columns of obs, reward, terminated and truncated."""
+def make_columns() -> list[torch.Tensor]:
+    """Return columns of obs, reward, terminated and truncated."""
     dtypes = (torch.float32, torch.float32, torch.bool, torch.bool)
     return [torch.zeros(SLOTS, ENVS, dtype=dtype) for dtype in dtypes]
 
 
-def ring_over(state: dict[str, Any]) -> Any:
-    leaves = [kernels.native_argument(column) for column in columns()]
+def make_ring(state: dict[str, Any]) -> Any:
+    leaves = [kernels.native_argument(column) for column in make_columns()]
     return kernels.native().RingMemory(leaves, [None] * 4, [0], [], state, SLOTS, False, False, False, 1, 2, 3)
 
 
-def step(t: int) -> tuple[Any, ...]:
-    """One step of both environments: observation t leads to t + 1."""
+def make_step(t: int) -> tuple[Any, ...]:
+    """Return the arguments of a write: in both environments observation t leads to t + 1."""
     obs, ends = torch.full((ENVS,), float(t)), torch.zeros(ENVS, dtype=torch.bool)
     leaves, nexts = (obs, obs, ends, ends), (obs + 1,)
     return tuple(map(kernels.native_argument, leaves)), tuple(map(kernels.native_argument, nexts)), None, 1, False, None
 
 
-def buffers(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+def as_arguments(state: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {name: kernels.native_argument(array) for name, array in state.items()}
 
 
 def test_arrays_by_name_are_written_whatever_their_order() -> None:
-    state = zeros(SHAPES)
-    ring = ring_over(buffers(dict(reversed(state.items()))))
-    assert [ring.write(*step(t)) for t in range(2)] == [-1, -1]
+    state = make_zeros(SHAPES)
+    ring = make_ring(as_arguments(dict(reversed(state.items()))))
+    assert [ring.write(*make_step(t)) for t in range(2)] == [-1, -1]
     assert state["head"].tolist() == [2, 2]
     assert state["count"].tolist() == [2, 2]
     assert (state["kind"] == TRANSITION).nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -66,44 +66,44 @@ def test_arrays_by_name_are_written_whatever_their_order() -> None:
 
 
 def test_arrays_that_only_durable_memory_keeps_are_written_too() -> None:
-    state = zeros(SHAPES | KEPT)
-    ring = ring_over(buffers(state))
-    assert [ring.write(*step(t)) for t in (0, 1, 7)] == [-1, -1, -1]
+    state = make_zeros(SHAPES | OPTIONAL_SHAPES)
+    ring = make_ring(as_arguments(state))
+    assert [ring.write(*make_step(t)) for t in (0, 1, 7)] == [-1, -1, -1]
     assert state["seals"].count_nonzero() > 0
 
 
 def test_arrays_that_only_durable_memory_keeps_may_be_none_or_missing() -> None:
-    for durable in ({}, {"journal": None, "seals": None}):
-        state = zeros(SHAPES)
-        assert ring_over(buffers(state) | durable).write(*step(0)) == -1
+    for optional_arrays in ({}, {"journal": None, "seals": None}):
+        state = make_zeros(SHAPES)
+        assert make_ring(as_arguments(state) | optional_arrays).write(*make_step(0)) == -1
         assert state["head"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_missing_array_is_named(name: str) -> None:
-    state = buffers(zeros(SHAPES))
+    state = as_arguments(make_zeros(SHAPES))
     del state[name]
     with pytest.raises(ValueError, match=f"state: expected an array {name}, got none"):
-        ring_over(state)
+        make_ring(state)
 
 
 def test_an_unknown_array_is_named() -> None:
     with pytest.raises(ValueError, match="state: .* got heads"):
-        ring_over(buffers(zeros(SHAPES | {"heads": (PER_ENV, torch.int64)})))
+        make_ring(as_arguments(make_zeros(SHAPES | {"heads": (PER_ENV, torch.int64)})))
 
 
-@pytest.mark.parametrize("name", [*SHAPES, *KEPT])
+@pytest.mark.parametrize("name", [*SHAPES, *OPTIONAL_SHAPES])
 def test_an_array_of_another_size_is_named(name: str) -> None:
-    state = zeros(SHAPES | KEPT)
+    state = make_zeros(SHAPES | OPTIONAL_SHAPES)
     state[name] = state[name][:-1].contiguous()
     with pytest.raises(ValueError, match=f"{name}: expected .* elements"):
-        ring_over(buffers(state))
+        make_ring(as_arguments(state))
 
 
 def test_the_ring_keeps_its_arrays_alive_when_the_caller_changes_its_dict() -> None:
-    state = buffers(zeros(SHAPES))
+    state = as_arguments(make_zeros(SHAPES))
     arrays = [weakref.ref(array) for array in state.values()]
-    ring = ring_over(state)
+    ring = make_ring(state)
     state.clear()
     assert all(array() is not None for array in arrays)
-    assert ring.write(*step(0)) == -1
+    assert ring.write(*make_step(0)) == -1

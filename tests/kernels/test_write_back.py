@@ -50,7 +50,7 @@ def test_a_value_that_does_not_fit_is_refused_and_nothing_written(
 ) -> None:
     replay, core = filled()
     before = replay[replay.ids()].clone()
-    arrays = tuple(None if value is None else torch.tensor(value) for value in values)  # int64 is not int32
+    arrays = tuple(None if value is None else torch.tensor(value) for value in values)
     with pytest.raises(error):
         core.write(torch.tensor(slots), arrays)
     assert bool((replay[replay.ids()] == before).all())

@@ -1,4 +1,4 @@
-"""Random updates of a priority tree, compared with priorities on a line."""
+"""Random updates of a priority tree, compared with a list of priorities that is searched from the left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def histories(draw_from: st.DrawFn, *, max_leaves: int, max_batches: int) -> His
 
 
 def check_history(tree: Any, history: History, count: int, source: Any, *, keeps_smallest: bool, error: float) -> None:
-    """Check after every batch that the tree has the sums of the line and draws the leaves of the line."""
+    """Check after every batch of updates that the tree has the sums of a `SlowTree` and draws the same leaves."""
     num_leaves, batches = history
     slow = SlowTree(num_leaves)
     for batch in batches:

@@ -1,8 +1,8 @@
-"""Build the native core with a sanitizer, see it report a planted mistake, and run the tests without a report.
+"""Build the native core with a sanitizer, check that it reports a planted bug, and run tests that must cause no report.
 
     python -m tests.sanitizers address|undefined|thread [pytest arguments]
 
-The module is built in build/sanitize-<name> and imported from there; an installed one is not touched.
+The module is built in build/sanitize-<name> and imported from there. An installed module is not changed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ EVERYTHING = (
 class Sanitizer:
     """Settings of one sanitizer for a Python that was built without it."""
 
-    mistake: str
-    """Report of the planted bug."""
+    planted_bug: str
+    """Name of the function in `planted_bugs.cpp` that the sanitizer must report."""
     preload: tuple[str, ...]
-    """Libraries to load first. libstdc++: the sanitizer intercepts its exceptions."""
+    """Libraries to load first. libstdc++ is among them because the sanitizer intercepts its exceptions."""
     variable: str
     options: str
     tests: tuple[str, ...]
 
 
 SANITIZERS = {
-    # Python keeps some memory to the end: leaks are not checked. Tests request more memory than there is.
+    # Leaks are not checked, because Python never frees some memory. Tests request more memory than there is.
     "address": Sanitizer(
         "bounds",
         ("libasan.so", "libstdc++.so"),
@@ -85,7 +85,7 @@ def build(name: str, folder: Path) -> Path:
     return site
 
 
-def library(name: str) -> str:
+def find_library(name: str) -> str:
     """Return the path of a library of the compiler."""
     compiler = subprocess.run(["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True)
     return compiler.stdout.strip()
@@ -98,15 +98,17 @@ def run(sanitizer: Sanitizer, folder: Path, *command: str) -> tuple[int, list[Pa
     reports.mkdir(parents=True)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (folder / "site", ROOT))),
-        "PYTHONMALLOC": "malloc",  # blocks of Python's own allocator have no watched borders
-        "OMP_NUM_THREADS": "1",  # the synchronisation of libgomp's threads is invisible to sanitizers
-        "LD_PRELOAD": " ".join(map(library, sanitizer.preload)),
+        # A sanitizer watches the borders of blocks of malloc, not those of Python's own allocator.
+        "PYTHONMALLOC": "malloc",
+        # Sanitizers do not see how the threads of libgomp synchronise.
+        "OMP_NUM_THREADS": "1",
+        "LD_PRELOAD": " ".join(map(find_library, sanitizer.preload)),
         sanitizer.variable: f"{sanitizer.options}:log_path={reports}/report",
     }
     # ThreadSanitizer needs memory at fixed addresses.
     command = ("setarch", platform.machine(), "-R", sys.executable, *command)
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    return done.returncode, [path for path in sorted(reports.iterdir()) if not _is_refusal(path.read_text())]
+    process = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    return process.returncode, [path for path in sorted(reports.iterdir()) if not _is_refusal(path.read_text())]
 
 
 def _is_refusal(report: str) -> bool:
@@ -118,12 +120,13 @@ def _is_refusal(report: str) -> bool:
 def main(name: str, *pytest: str) -> int:
     sanitizer, folder = SANITIZERS[name], ROOT / "build" / f"sanitize-{name}"
     build(name, folder)
-    planted = f"import ctypes; from relive.kernels import _native; ctypes.CDLL(_native.__file__).{sanitizer.mistake}()"
-    code, reports = run(sanitizer, folder, "-c", planted)
+    bug = sanitizer.planted_bug
+    call_bug = f"import ctypes; from relive.kernels import _native; ctypes.CDLL(_native.__file__).{bug}()"
+    code, reports = run(sanitizer, folder, "-c", call_bug)
     if not code or not reports:
-        print(f"{name}: a planted mistake ({sanitizer.mistake}) was not reported")
+        print(f"{name}: the planted bug ({bug}) was not reported")
         return 1
-    print(f"{name}: the planted mistake ({sanitizer.mistake}) was reported:")
+    print(f"{name}: the planted bug ({bug}) was reported:")
     print("  " + next(line for line in reports[0].read_text().splitlines() if "Sanitizer" in line or "error" in line))
     code, reports = run(sanitizer, folder, "-m", "pytest", "-p", "no:cacheprovider", *(pytest or sanitizer.tests))
     for report in reports:

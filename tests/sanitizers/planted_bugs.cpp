@@ -1,4 +1,4 @@
-// Bugs on purpose, compiled into sanitizer builds of the native core: a sanitizer that misses them would miss others too.
+// Planted bugs, compiled into sanitizer builds of the native core. A sanitizer that misses them would miss others too.
 #include <cstdint>
 #include <limits>
 #include <thread>
@@ -6,7 +6,7 @@
 
 #define PLANTED extern "C" __attribute__((visibility("default"))) int64_t
 
-// Two threads increment one number without a lock.
+// Increment one number in two threads without a lock.
 PLANTED race() {
     int64_t count = 0;
     const auto work = [&count] {
@@ -18,7 +18,7 @@ PLANTED race() {
     return count;
 }
 
-// One element past the end of a heap block.
+// Read one element past the end of a heap block.
 PLANTED bounds() {
     const std::vector<int64_t> values(4);
     volatile size_t past = values.size();

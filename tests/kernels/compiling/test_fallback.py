@@ -1,4 +1,4 @@
-"""If Triton is too old or fails, torch ops serve the device, with one warning."""
+"""If Triton is too old or fails, torch ops are used on the device, after one warning."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_every_kernel_is_launched_on_the_device_or_on_simulated_host_memory() ->
     launches = run_calls("cuda:1")
     assert_everything_on_the_second_device(launches)
     assert {launch.kernel for launch in launches} == {variant.kernel.__name__ for variant in variants()}
-    host_launches = run_calls("cpu")  # through `rl.kernels.force("triton")`
+    host_launches = run_calls("cpu")
     assert _list_calls(host_launches) == _list_calls(launches)
 
 

@@ -20,7 +20,8 @@ VERSIONS = FOUND[1].split() if FOUND else []
 
 def test_every_minor_version_from_the_oldest_one_on_is_compiled() -> None:
     minor = [int(version.split(".")[1]) for version in VERSIONS]
-    assert minor == list(range(4, 9))  # the installed version is the last one
+    # The installed version is the last one.
+    assert minor == list(range(4, 9))
     assert '"triton>=3.4;' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 

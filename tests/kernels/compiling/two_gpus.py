@@ -29,7 +29,7 @@ CAPABILITY = 80
 
 
 class Launch(NamedTuple):
-    """A launch as the driver received it."""
+    """A launch as received by the driver."""
 
     call: str
     kernel: str
@@ -77,7 +77,7 @@ def get_stream(gpus: Gpus, device: Any = None) -> Stream:
 
 
 def install_driver(gpus: Gpus) -> None:
-    """Make Triton launch on these GPUs."""
+    """Make Triton launch its kernels on the simulated GPUs."""
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415 (optional)
     from triton.backends.driver import DriverBase  # noqa: PLC0415
     from triton.runtime import driver  # noqa: PLC0415
@@ -227,7 +227,8 @@ def run(gpus: Gpus, device: str, names: list[str], inside: Callable[[], Abstract
             call()
 
         def again(call: Callable[[], object] = call) -> None:
-            with inside():  # the mode is local to a thread
+            # Each thread has a mode of its own.
+            with inside():
                 call()
 
         gpus.call = f"{name}, in a new thread"
@@ -238,7 +239,8 @@ def run(gpus: Gpus, device: str, names: list[str], inside: Callable[[], Abstract
 def main(device: str, names: list[str]) -> None:
     """Run calls on `cuda:1` or, with `rl.kernels.force("triton")`, on the host; print every launch."""
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Triton reads it for its alignment
+    # Triton reads the data pointer of a tensor to find its alignment.
+    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
     gpus = Gpus()
     install_driver(gpus)
     if device == "cpu":

@@ -36,9 +36,9 @@ def interpreter() -> Any:
 
 @contextmanager
 def quick_arithmetic() -> Iterator[None]:
-    """Disable checks for overflows, which a GPU lacks too: a tenth of the time.
+    """Run the interpreter without checks for overflows, which takes a tenth of the time. A GPU lacks these checks too.
 
-    The interpreter otherwise checks integers, and numpy warns about floats.
+    Otherwise the interpreter checks integers, and numpy warns about floats.
     """
     module = interpreter()
     builder = module.interpreter_builder
@@ -61,7 +61,8 @@ def _patched_once(module: Any) -> Iterator[None]:
         if not languages:
             return None
         is_outermost, scope = not done, patch(function)
-        if scope is None:  # before Triton 3.6 nothing is restored after a function, so patching once is impossible
+        # Triton before 3.6 restores nothing after a function, so patching once is impossible.
+        if scope is None:
             return None
         done.update(languages)
         restore = scope.restore
@@ -84,7 +85,7 @@ def interpreted() -> Iterator[None]:
 
 @contextmanager
 def programs_in_order(order: Order) -> Iterator[None]:
-    """Run the programs of every grid, and the lanes of every store, in this order."""
+    """Run the programs of every grid, and the lanes of every store, in an order."""
     builder = interpreter().interpreter_builder
     turn: Iterator[tuple[int, int, int]] = iter(())
 
@@ -98,7 +99,7 @@ def programs_in_order(order: Order) -> Iterator[None]:
         type(builder).set_grid_idx(builder, *next(turn))
 
     def create_masked_store(pointers: Any, value: Any, mask: Any, *how: Any) -> Any:
-        """A store by several lanes to one address keeps the value of the last lane in the order."""
+        # If several lanes store to one address, the value of the last lane in the order remains.
         lanes = list(order(pointers.data.size))
         moved = [
             type(each)(
@@ -118,7 +119,7 @@ def programs_in_order(order: Order) -> Iterator[None]:
 
 
 def orders(count: int) -> list[Order]:
-    """The natural order, its reverse, and random orders: `count` in all."""
+    """Return `count` orders: the natural one, its reverse, and random ones."""
     return [range, lambda n: range(n - 1, -1, -1), *(partial(_shuffled, seed) for seed in range(count - 2))]
 
 
@@ -127,7 +128,7 @@ def _shuffled(seed: int, n: int) -> list[int]:
 
 
 def in_every_order(run: Callable[[], Result], count: int = 4) -> Result:
-    """Return the tensors that `run` returns; fails if any bit differs between `count` orders of the programs."""
+    """Return what `run` returns. Fail if a bit of its tensors differs between `count` orders of the programs."""
     results = []
     for order in orders(count):
         with programs_in_order(order):

@@ -1,4 +1,4 @@
-"""Counts launches on a device: Triton's kernels, and torch's operations other than views."""
+"""Counting of launches on a device: Triton's kernels, and torch's operations other than views."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FREE = {
 
 
 class Launches(TorchDispatchMode):
-    """Names of the kernels and operations that run inside, in order."""
+    """Records the names of the kernels and operations that run inside, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,8 @@ class Launches(TorchDispatchMode):
 
         def counted(executor: Any, *arguments: Any, **keywords: Any) -> Any:
             names.append(executor.fn.__name__)
-            self._is_inside = True  # excludes torch operations of the interpreter
+            # Torch operations that the interpreter runs are not counted.
+            self._is_inside = True
             try:
                 return run(executor, *arguments, **keywords)
             finally:

@@ -1,4 +1,4 @@
-"""Uniform draws: exact for every distribution of rows, equal in every order of programs and on every machine."""
+"""Draws are uniform for every distribution of rows, and equal in every order of programs and on every machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from tests.kernels.triton.interpreter import in_every_order, interpreted, progra
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
+from relive.gpu_report import philox
 from relive.kernels.triton import launching
 from relive.kernels.triton.stream import CELLS, MAX_DRAWS, DeviceStream
 
 CPU = torch.device("cpu")
 
 
-def block(steps: int, envs: int, ended: Any) -> dict[str, torch.Tensor]:
-    """Consecutive steps [steps, envs], and the mask of their ends."""
+def make_steps(steps: int, envs: int, ended: Any) -> dict[str, torch.Tensor]:
+    """Return consecutive steps [steps, envs], with `ended` as the mask of ends."""
     obs = torch.arange(steps, dtype=torch.float32).view(-1, 1, 1).expand(steps, envs, 1).contiguous()
     flags = torch.as_tensor(ended).expand(steps, envs).contiguous()
     return {
@@ -31,29 +32,29 @@ def block(steps: int, envs: int, ended: Any) -> dict[str, torch.Tensor]:
 
 
 def many_final_rows() -> rl.ReplayBuffer:
-    """Episodes of one step, separated by a reset and, in every other environment, by a cut."""
+    """Return a buffer of episodes of one step, separated by a reset and, in every other environment, by a cut."""
     replay = rl.ReplayBuffer(60, 1, 1, num_envs=4, autoreset="NEXT_STEP", seed=1)
     for _ in range(6):
-        replay.extend(block(2, 4, torch.tensor([[True], [False]])))
+        replay.extend(make_steps(2, 4, torch.tensor([[True], [False]])))
         replay.cut([0, 2])
     return replay
 
 
 def unequal_fills() -> rl.ReplayBuffer:
-    """Environments from one row to a full ring, with ends."""
+    """Return a buffer whose environments have from one row to a full ring, with some ends."""
     replay = rl.ReplayBuffer(5 * 12, 1, 1, num_envs=5, seed=2)
     for env, steps in enumerate((1, 3, 7, 12, 20)):
-        replay.extend(block(steps, 1, torch.arange(steps).view(-1, 1) % 3 == 1), env_ids=[env])
+        replay.extend(make_steps(steps, 1, torch.arange(steps).view(-1, 1) % 3 == 1), env_ids=[env])
     return replay
 
 
 def one_of_thousands() -> rl.ReplayBuffer:
     replay = rl.ReplayBuffer(3000 * 8, 1, 1, num_envs=3000, seed=3)
-    replay.extend(block(7, 1, False), env_ids=[2345])
+    replay.extend(make_steps(7, 1, False), env_ids=[2345])
     return replay
 
 
-def stream_of(replay: rl.ReplayBuffer) -> DeviceStream:
+def get_stream(replay: rl.ReplayBuffer) -> DeviceStream:
     assert isinstance(replay._random, DeviceStream)
     return replay._random
 
@@ -81,9 +82,9 @@ def test_every_transition_is_as_likely_as_any_other(name: str) -> None:
 def test_a_draw_from_a_buffer_with_only_a_reset_row_ends() -> None:
     with interpreted():
         replay = rl.ReplayBuffer(8, 1, 1, num_envs=1, autoreset="NEXT_STEP", seed=0)
-        replay.extend(block(1, 1, True))
+        replay.extend(make_steps(1, 1, True))
         replay.clear()
-        replay.extend(block(1, 1, False))
+        replay.extend(make_steps(1, 1, False))
         assert len(replay) == 0
         assert 0 <= int(replay.storage.draw(2, replay._random).max()) < replay.storage.rows.ring.kind.numel()
 
@@ -94,21 +95,20 @@ def test_draws_do_not_depend_on_programs_nor_on_their_order(items: int, monkeypa
     def draw() -> list[torch.Tensor]:
         with interpreted():
             replay = unequal_fills()
-            return [replay.storage.draw(75, replay._random) for _ in range(2)] + [stream_of(replay).numbers.clone()]
+            return [replay.storage.draw(75, replay._random) for _ in range(2)] + [get_stream(replay).numbers.clone()]
 
     whole = draw()
     monkeypatch.setattr(launching, "MAX_INTERPRETED", items)
-    for alone, other in zip(whole, in_every_order(draw, 3), strict=True):
-        assert torch.equal(alone, other)
+    for expected, draws in zip(whole, in_every_order(draw, 3), strict=True):
+        assert torch.equal(expected, draws)
     assert not torch.equal(whole[0], whole[1])
     assert whole[2][1:].tolist() == [2] * 5 + [0] * (CELLS - 5)
 
 
 def test_a_seed_gives_these_rows_everywhere() -> None:
-    """Fixed rows, to be compared with the rows on a GPU."""
     with interpreted():
         replay = unequal_fills()
-        assert int(stream_of(replay).numbers[0]) == KEY
+        assert int(get_stream(replay).numbers[0]) == KEY
         assert replay.sample(8)["index"].tolist() == ROWS
         assert replay._random.uniform(2, CPU).tolist() == NUMBERS
 
@@ -116,16 +116,6 @@ def test_a_seed_gives_these_rows_everywhere() -> None:
 KEY = 1055234335903679899
 ROWS = [78, 17, 17, 6, 1, 27, 7, 124]
 NUMBERS = [0.6631154880377554, 0.5462605981235135]
-
-
-def philox(counter: list[int], key: int) -> list[int]:
-    """Philox 4×32 of ten rounds, written out. (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011.)"""
-    c, k = list(counter), [key & 0xFFFFFFFF, key >> 32]
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
-        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return c
 
 
 @pytest.mark.parametrize("call", [0, 5, 2**32 + 7])
@@ -156,16 +146,17 @@ def test_a_stream_is_restored_from_a_snapshot() -> None:
         stream.check()
 
 
-@pytest.mark.parametrize("left_over", [0, 1, 7])
-def test_no_draw_repeats_whatever_the_counters_hold(left_over: int) -> None:
+@pytest.mark.parametrize("counter", [0, 1, 7])
+def test_no_draw_repeats_whatever_the_counters_hold(counter: int) -> None:
     stream, seen = DeviceStream(3, CPU), set()
-    stream.numbers[2] = left_over  # counters of an interrupted launch, or of one beside another
+    # An interrupted launch, or a launch beside another one, may leave a counter that differs from the others.
+    stream.numbers[2] = counter
     with interpreted(), programs_in_order(lambda n: range(n - 1, -1, -1)), pytest.MonkeyPatch.context() as patch:
         patch.setattr(launching, "MAX_INTERPRETED", 16)
         for _ in range(4):
             seen |= set(stream.uniform(70, CPU).tolist())
     assert len(seen) == 4 * 70
-    assert stream.numbers[1:4].tolist() == [4, 4 + left_over, 4]
+    assert stream.numbers[1:4].tolist() == [4, 4 + counter, 4]
 
 
 def test_draws_beyond_the_limit_of_a_launch_take_several_launches() -> None:
@@ -182,4 +173,4 @@ def test_a_generator_of_an_earlier_format_is_loaded() -> None:
         (name,) = (name for name in state["arrays"] if name.endswith("philox"))
         state["arrays"][name] = torch.tensor([KEY, 5])
         replay.load_state_dict(state)
-        assert stream_of(replay).numbers.tolist() == [KEY] + [5] * CELLS
+        assert get_stream(replay).numbers.tolist() == [KEY] + [5] * CELLS

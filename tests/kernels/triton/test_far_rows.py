@@ -1,4 +1,4 @@
-"""Rows beyond 2^31: three billion slots, of which only the written pages take memory."""
+"""Rows beyond 2^31 are written and read: of three billion slots only the written pages take memory."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NO_RESERVE = 0x4000
 
 @pytest.fixture(autouse=True)
 def _nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep the interpreter from copying every argument back after a launch, which would touch all memory."""
+    """Keep the interpreter from copying every argument back after a launch, which would write to all memory."""
     monkeypatch.setattr(interpreter().GridExecutor, "_restore_args_dev", lambda *_: None)
     with quick_arithmetic():
         yield
 
 
-def far(*shape: int) -> torch.Tensor:
+def make_sparse_zeros(*shape: int) -> torch.Tensor:
     """Return zero bytes that take memory only where they are written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     return torch.from_numpy(np.frombuffer(mmap.mmap(-1, int(np.prod(shape)), flags=flags), np.uint8)).view(*shape)
@@ -43,14 +43,22 @@ def far(*shape: int) -> torch.Tensor:
 def rings(head: int) -> Rings:
     state = {name: torch.zeros(1, dtype=torch.uint8) for name in ("open", "resetting")}
     numbers = {name: torch.tensor([value]) for name, value in (("head", head), ("count", 0), ("floor", head))}
-    return Rings(far(SLOTS, 1), far(SLOTS, 1), slots=SLOTS, num_envs=1, num_sampleable=SLOTS, **state, **numbers)
+    return Rings(
+        make_sparse_zeros(SLOTS, 1),
+        make_sparse_zeros(SLOTS, 1),
+        slots=SLOTS,
+        num_envs=1,
+        num_sampleable=SLOTS,
+        **state,
+        **numbers,
+    )
 
 
 @pytest.mark.parametrize("head", [2**31 - 2, SLOTS - 2, 5 * SLOTS - 2])
 def test_steps_are_written_drawn_and_read_beyond_2_to_the_31(head: int) -> None:
-    ring, obs, others = rings(head), Leaf.of(far(SLOTS, 1, WIDTH), Frames(), 4), []
+    ring, obs, others = rings(head), Leaf.of(make_sparse_zeros(SLOTS, 1, WIDTH), Frames(), 4), []
     for _ in range(2):
-        others.append(Leaf.of(far(SLOTS, 1), Frames(), 4))
+        others.append(Leaf.of(make_sparse_zeros(SLOTS, 1), Frames(), 4))
     obs_rows = torch.arange(5 * WIDTH, dtype=torch.uint8).view(5, 1, WIDTH) + 1
     flags = (torch.zeros(4, 1, dtype=torch.uint8),) * 2
     totals, broken, unknown = group_totals(ring.count), *torch.zeros(2, 1, dtype=torch.int64)

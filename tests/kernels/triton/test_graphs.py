@@ -1,4 +1,4 @@
-"""CUDA graphs, simulated: a captured call is a list of bare launches, which a replay repeats without any Python."""
+"""Simulated CUDA graphs: a captured call is a list of launches, which a replay repeats without any other Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENVS, BATCH = 3, 8
 
 
 class Graph:
-    """Launches made inside `captured`, which are not run."""
+    """Records the launches made inside `captured`, which are not run, and replays them."""
 
     def __init__(self) -> None:
         self._launches: list[tuple[Any, ...]] = []
@@ -49,21 +49,21 @@ class Graph:
 
 
 class Learner:
-    """A buffer, the tensors of its step, and one round of a training loop."""
+    """A buffer, the tensors of its next step, and a round of a training loop."""
 
     def __init__(self) -> None:
         self.replay = rl.ReplayBuffer(5 * ENVS, 2, 1, num_envs=ENVS, sampler=rl.Prioritized(), seed=0)
         self.step = {"obs": torch.zeros(ENVS, 2), "action": torch.zeros(ENVS, 1), "reward": torch.zeros(ENVS)}
         self.step |= {name: torch.zeros(ENVS, dtype=torch.bool) for name in ("terminated", "truncated")}
         self.step["next_obs"] = torch.zeros(ENVS, 2)
-        self.give(0)
+        self.set_step(0)
         self.replay.add(**self.step)
         self.out = self.replay.sample(BATCH)
 
-    def give(self, number: int) -> None:
-        """Set the inputs of step `number`: some environments start again, some end."""
-        begins = torch.tensor([number % 3 == env for env in range(ENVS)]).view(-1, 1) * 100.0
-        self.step["obs"].fill_(number).add_(begins)
+    def set_step(self, number: int) -> None:
+        """Set the tensors of step `number`, in which some environments start an episode and some end one."""
+        is_start = torch.tensor([number % 3 == env for env in range(ENVS)]).view(-1, 1) * 100.0
+        self.step["obs"].fill_(number).add_(is_start)
         self.step["next_obs"].fill_(number + 1)
         self.step["reward"].fill_(number + 1)
         self.step["terminated"].copy_(torch.tensor([number % 4 == env for env in range(ENVS)]))
@@ -75,9 +75,8 @@ class Learner:
 
 
 def assert_same(a: Learner, b: Learner) -> None:
-    """Compare every tensor of both buffers, and the last batch, bit for bit."""
-    for one, other in zip(a.replay.storage.rows.tensors, b.replay.storage.rows.tensors, strict=True):
-        assert torch.equal(one, other)
+    for first, second in zip(a.replay.storage.rows.tensors, b.replay.storage.rows.tensors, strict=True):
+        assert torch.equal(first, second)
     for name in ("obs", "next_obs", "reward", "index", "weight"):
         assert torch.equal(a.out[name], b.out[name])
     masses = [learner.replay.sampler.state()["mass"] for learner in (a, b)]
@@ -94,7 +93,7 @@ def test_replays_equal_eager_calls_also_after_clear_and_from_another_thread() ->
             learner.round()
         for number in range(1, 9):
             for each in (learner, eager):
-                each.give(number)
+                each.set_step(number)
                 if number == 5:
                     each.replay.clear()
                 if number in (3, 7):

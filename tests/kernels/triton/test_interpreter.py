@@ -1,4 +1,4 @@
-"""The test harness finds planted mistakes."""
+"""The simulated orders of programs reveal planted races."""
 
 from __future__ import annotations
 

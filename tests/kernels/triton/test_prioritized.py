@@ -1,4 +1,4 @@
-"""Prioritized replay buffers on Triton's kernels, against the same buffers on the native core."""
+"""Prioritized replay buffers on Triton's kernels agree with the same buffers on the native core."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ class TestBesideTheNativeCore:
             mine = filled(18, 12, normalize=normalize)
             assert_same_masses(mine, native)
             ids = native.ids()
-            index = torch.cat([ids[::2], ids[:5], torch.tensor([0, 1])])  # some ids twice, two of overwritten rows
+            # Some ids occur twice, and two are ids of overwritten rows.
+            index = torch.cat([ids[::2], ids[:5], torch.tensor([0, 1])])
             priority = torch.rand(len(index), generator=torch.Generator().manual_seed(0)) * 5
             assert int(mine.update_priority(index, priority)) == native.update_priority(index, priority) == 2
             assert_same_masses(mine, native)
@@ -113,7 +114,8 @@ class TestBesideTheNativeCore:
             batch = replay.sample(40)
             run: Any = replay.sampler
             masses = run.masses(replay.storage.locate(batch["index"]))
-        expected = (float(masses.min()) / masses) ** 0.7  # the first row has the smallest priority, and may be drawn
+        # The first row has the smallest priority and may be drawn.
+        expected = (float(masses.min()) / masses) ** 0.7
         ratio = batch["weight"].double() / expected
         assert torch.allclose(ratio, ratio[0].expand_as(ratio), rtol=1e-6)
         assert float(batch["weight"].max()) <= 1
@@ -149,7 +151,7 @@ class TestBesideTheNativeCore:
 
 
 class TestFaults:
-    """Faults that only the device sees are skipped, counted, and reported by `check`."""
+    """Faults that only the device detects are skipped, counted, and reported by `check`."""
 
     @pytest.mark.parametrize("wrong", select(math.nan, of=[math.nan, -1.0, math.inf, 1e200]))
     def test_invalid_priorities_are_faults(self, wrong: float, tmp_path: Path) -> None:

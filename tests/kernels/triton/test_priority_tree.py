@@ -1,4 +1,4 @@
-"""The priority tree in Triton, against the native tree, priorities on a line, and written-out rings."""
+"""The priority tree in Triton agrees with the native tree, with a slow search, and with rings in torch ops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def doubles(values: Any) -> torch.Tensor:
 
 
 def make_tree(priorities: Any) -> TritonTree:
-    """Return a tree with these priorities, one leaf each."""
     tree = TritonTree(len(priorities), CPU)
     tree.set(torch.arange(len(priorities)), doubles(priorities))
     return tree
@@ -47,7 +46,7 @@ def stream(seed: int = 0) -> DeviceStream:
 
 @pytest.fixture
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use few programs: under the interpreter they determine the time of many draws."""
+    """Use few programs, because under the interpreter the time of many draws depends on the number of programs."""
     monkeypatch.setattr(priority_tree, "DRAW_BLOCK", 1024)
 
 
@@ -200,7 +199,8 @@ class TestDraws:
     @pytest.mark.parametrize("values", [(1e-320, 1e308), (1e-8, 1e8), (0.1, 0.3), (1e-300, TINY), (HUGE, 1.0)], ids=str)
     def test_zero_leaves_are_never_drawn(self, values: tuple[float, ...]) -> None:
         priorities = np.random.default_rng(1).choice((0.0, 0.0, *values), 3000)
-        priorities[-200:] = 0  # empty groups at the end, where rounding could select a leaf past the last positive one
+        # With zeros at the end, rounding could select a leaf past the last positive one.
+        priorities[-200:] = 0
         tree, source = make_tree(priorities), stream(3)
         leaves = torch.cat([tree.draw(1000, source) for _ in range(10)])
         assert (tree.get(leaves) > 0).all()
@@ -215,7 +215,8 @@ class TestDraws:
     @pytest.mark.usefixtures("_few_programs")
     def test_the_test_of_draws_notices_wrong_priorities(self) -> None:
         tree = make_tree([1.0] * 120)
-        tree.leaves_view()[:60] *= 1.5  # the sums are not updated
+        # The sums are not rebuilt, so they are wrong.
+        tree.leaves_view()[:60] *= 1.5
         assert self.statistic(tree, stream(5), 20) > 5
 
     @staticmethod
@@ -266,7 +267,7 @@ class TestDraws:
         assert leaves.min() >= 0
         assert leaves.max() < 1001
 
-    @pytest.mark.filterwarnings("ignore:All-NaN")  # numpy, for the interpreter
+    @pytest.mark.filterwarnings("ignore:All-NaN")
     def test_wrong_sums_never_lead_outside(self) -> None:
         tree = make_tree([1.0] * 101)
         for value in (0.0, math.nan, math.inf, 1e308):
@@ -284,7 +285,8 @@ class TestAccepting:
             priority = torch.from_numpy(10 ** generator.uniform(-6, 3, 80)).to(dtype)
             tree, native = TritonTree(50, CPU), NativeTree(50, LocalAllocator(CPU))
             stale = tree.set_priorities(leaves, priority, 0.6, 1e-6)
-            numbers = [1.0]  # the largest priority so far
+            # The first number is the largest priority so far.
+            numbers = [1.0]
             bad, skipped = native.update(leaves, priority, 0.6, 1e-6, numbers)
             assert (bad, int(stale), float(tree.largest)) == (-1, skipped, numbers[0])
             assert torch.allclose(tree.leaves_view(), native.leaves_view(), rtol=1e-13, atol=0)
@@ -331,7 +333,8 @@ class TestAccepting:
         expected.set(slots[slots >= 0], doubles(range(1, 85))[slots >= 0])
         assert tree.leaves_view().tolist() == expected.leaves_view().tolist()
         assert int(stale) == int((slots < 0).sum())
-        never[ids == -1] = False  # -1 names no row
+        # An id of -1 is no fault.
+        never[ids == -1] = False
         assert tree.faults.tolist() == [0, int(never.sum()), 0]
 
     def test_a_write_sets_new_rows_to_the_largest_mass_and_lost_rows_to_zero(self) -> None:
