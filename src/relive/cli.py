@@ -37,8 +37,9 @@ EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage,
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of `EXIT_CODES`."""
     arguments = _parser().parse_args(argv)
+    # Characters that the encoding of the output lacks become "?".
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # characters that the encoding of the output lacks become "?"
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nrelive {arguments.command}: stopped by Ctrl-C.", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would flush stdout again when it exits
+        # Python flushes stdout again when it exits, which would fail too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return code
 
@@ -92,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Run the command relive-conformance with the same arguments.",
         epilog="Exit code: that of relive-conformance, or 2 if it is not installed.",
         add_help=False,
-        prefix_chars="\0",  # a character that starts no argument: all options, even --help, are passed on
+        # No argument begins with this character, so that all options, even --help, are passed on.
+        prefix_chars="\0",
     )
     command.add_argument("arguments", nargs="*", help="the arguments of relive-conformance")
     command.set_defaults(run=_run_conformance)
@@ -107,11 +110,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_inspect(arguments: argparse.Namespace) -> int:
-    """Print a report on a checkpoint, a disk memory or a dataset, and the path of its page."""
     try:
         report = inspect(arguments.path, html=arguments.html)
     except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:
-        # Minari raises all of these for broken files.
+        # Minari raises all of these errors for broken files.
         print(f"relive inspect: {escape_controls(str(error)) or type(error).__name__}", file=sys.stderr)
         return 1
     if arguments.json:
@@ -134,7 +136,6 @@ def _run_inspect(arguments: argparse.Namespace) -> int:
 
 
 def _run_check(arguments: argparse.Namespace) -> int:
-    """Verify every byte of checkpoints or disk memory, and print one line for each."""
     results: list[dict[str, Any]] = []
     try:
         for number, error in verify(arguments.path):
@@ -150,7 +151,6 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
 
 def _run_conformance(arguments: argparse.Namespace) -> int:
-    """Pass the arguments on to relive-conformance, or say how to install it."""
     if find_spec("relive_conformance") is None:
         print(
             "relive conformance: expected the package relive-conformance, got none. "
@@ -162,7 +162,6 @@ def _run_conformance(arguments: argparse.Namespace) -> int:
 
 
 def _run_version(arguments: argparse.Namespace) -> int:
-    """Print the versions that a bug report needs."""
     versions = {
         "relive": __version__,
         "kernels": backend(),

@@ -72,8 +72,8 @@ def test_it_is_small_self_contained_and_fits_light_and_dark(report: Report) -> N
 
 
 def test_every_part_of_a_card_is_only_text() -> None:
-    actual = Texts(reports.html_card(reports.Card(HOSTILE, [(HOSTILE, HOSTILE)], [HOSTILE], [[HOSTILE]], [HOSTILE])))
-    assert sum(HOSTILE in cell for cell in actual.cells) == 6
+    actual = Texts(reports.html_card(reports.Card([(HOSTILE, HOSTILE)], [[HOSTILE] * 6], [HOSTILE])))
+    assert sum(HOSTILE in cell for cell in actual.cells) == 9
     assert actual.attributes == {"style"}
 
 

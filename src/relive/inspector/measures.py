@@ -49,11 +49,11 @@ def measure(source: ReportSource) -> Measurements:
     rewards = [path for path in source.columns if path[0] == "reward"]
     step_paths = [*rewards, *(path for path in _FLAGS if path in source.columns)]
     step_columns: dict[Path, list[np.ndarray]] = {path: [] for path in step_paths}
-    for start, stop, reads_all in _plan_stretches(source):
-        leaves = source.read(start, stop, source.columns if reads_all else step_paths)
+    for start, stop, reads_all_fields in _plan_stretches(source):
+        leaves = source.read(start, stop, source.columns if reads_all_fields else step_paths)
         for path in step_paths:
             step_columns[path].append(_to_matrix(leaves[path]))
-        for path, leaf in leaves.items() if reads_all else ():
+        for path, leaf in leaves.items() if reads_all_fields else ():
             fields[path].update(_to_matrix(leaf), source.length)
     steps = None
     if rewards and source.length:
@@ -63,27 +63,27 @@ def measure(source: ReportSource) -> Measurements:
         steps = StepColumns(reward, *(whole_columns[path][:, 0] != 0 for path in _FLAGS))
     returns, ends = _episode_outcomes(source.episodes, steps)
     report = {
-        "source": source.about,
+        "source": source.facts,
         "read": {"rows": max((numbers.rows for numbers in fields.values()), default=0), "of": source.length},
         "episodes": _episode_figures(source, steps, returns, ends),
-        "chains": asdict(source.chains),
+        "chains": asdict(source.continuity),
         "reward": None if steps is None else _reward_figures(steps.reward),
         "fields": [_describe_field(path, *source.columns[path], numbers) for path, numbers in fields.items()],
         "fit": _explained_variance(fields),
-        "priorities": None if source.mass is None else _priority_figures(source.mass.double().numpy()),
+        "priorities": _priority_figures(source.priority_mass),
         "reuse": _reuse_figures(source),
     }
     return Measurements(report, returns, ends)
 
 
 def _plan_stretches(source: ReportSource) -> list[tuple[int, int, bool]]:
-    """Split the rows into stretches (start, stop, whether to read all fields) that stay within `READ_VALUES`."""
-    row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
+    """Split the rows into ranges (start, stop, whether to read all fields), to read about `READ_VALUES` numbers."""
+    values_per_row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
     if stretches is None:
-        size = max(READ_VALUES // row // _NUM_STRETCHES, 1)
-        stretches = [(start, min(start + size, source.length)) for start in range(0, source.length, size)]
-    stretch_stride = max(math.ceil(source.length * row / READ_VALUES), 1)
+        length = max(READ_VALUES // values_per_row // _NUM_STRETCHES, 1)
+        stretches = [(start, min(start + length, source.length)) for start in range(0, source.length, length)]
+    stretch_stride = max(math.ceil(source.length * values_per_row / READ_VALUES), 1)
     return [(start, stop, i % stretch_stride == 0) for i, (start, stop) in enumerate(stretches)]
 
 
@@ -134,18 +134,19 @@ class _RunningFigures:
         """The sampled rows [K, D]."""
         return np.concatenate(self.sample) if self.sample else np.zeros((0, len(self.low)))
 
-    def summary(self, at: slice) -> dict[str, Any]:
-        """Return the figures of all numbers in the dimensions `at`."""
-        finite = int(self.finite[at].sum())
-        nonfinite = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
+    def summarise(self, dimensions: slice) -> dict[str, Any]:
+        """Return the figures of all numbers in some dimensions."""
+        finite = int(self.finite[dimensions].sum())
+        nonfinite = {"nan": int(self.nan[dimensions].sum()), "infinite": int(self.infinite[dimensions].sum())}
         if not finite or self.shift is None:
             return {"min": None, "mean": None, "max": None, "std": None, **nonfinite}
-        counts, shift = self.finite[at], self.shift[at]
-        mean = float((self.sum[at] + shift * counts).sum() / finite)
-        offset = shift - mean  # Σ(x − mean)² = Σ(shifted + offset)²
-        squares = self.squares[at] + 2 * offset * self.sum[at] + counts * offset * offset
+        counts, shift, shifted_sum = self.finite[dimensions], self.shift[dimensions], self.sum[dimensions]
+        mean = float((shifted_sum + shift * counts).sum() / finite)
+        # Σ(x − mean)² = Σ(shifted + offset)², where shifted = x − shift.
+        offset = shift - mean
+        squares = self.squares[dimensions] + 2 * offset * shifted_sum + counts * offset * offset
         std = math.sqrt(max(float(squares.sum()), 0.0) / finite)
-        low, high = float(self.low[at].min()), float(self.high[at].max())
+        low, high = float(self.low[dimensions].min()), float(self.high[dimensions].max())
         return {"min": low, "mean": mean, "max": high, "std": std, **nonfinite}
 
     @property
@@ -161,14 +162,14 @@ def _describe_field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numb
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
         "rows": numbers.rows,
-        **numbers.summary(slice(None)),
+        **numbers.summarise(slice(None)),
         "constant": int(numbers.is_constant.sum()),
         "discrete": not (dtype.is_floating_point or dtype.is_complex),
         "histogram": histogram(values),
         "dimensions": [
             {
                 "name": element_name(name, shape, i),
-                **numbers.summary(slice(i, i + 1)),
+                **numbers.summarise(slice(i, i + 1)),
                 "constant": bool(numbers.is_constant[i]),
                 "histogram": histogram(values[:, i]),
             }
@@ -197,8 +198,9 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
             "values": distinct_values.tolist(),
             "counts": [int((finite == value).sum()) for value in distinct_values],
         }
+    # Bins would be narrower than the spacing of float64 numbers.
     if not math.isfinite(high - low) or (high - low) / _HISTOGRAM_BINS <= np.spacing(max(abs(low), abs(high))):
-        return None  # float64 cannot tell the bins apart
+        return None
     bins = min(_HISTOGRAM_BINS, max(8, round(2 * math.sqrt(len(finite)))))
     counts, edges = np.histogram(finite, bins=bins, range=(low, high))
     return {"edges": edges.tolist(), "counts": counts.tolist()}
@@ -240,8 +242,8 @@ def _episode_figures(
 def _summarise(values: np.ndarray) -> dict[str, Any] | None:
     if not len(values):
         return None
-    moments = {"min": values.min(), "mean": values.mean(), "median": np.median(values), "max": values.max()}
-    return {**{name: finite_or_none(x) for name, x in moments.items()}, "histogram": histogram(values.astype(float))}
+    figures = {"min": values.min(), "mean": values.mean(), "median": np.median(values), "max": values.max()}
+    return {**{name: finite_or_none(x) for name, x in figures.items()}, "histogram": histogram(values.astype(float))}
 
 
 def finite_or_none(value: Any) -> float | None:
@@ -287,7 +289,7 @@ def _reward_figures(reward: np.ndarray) -> dict[str, Any]:
 
 
 def _explained_variance(fields: dict[Path, _RunningFigures]) -> float | None:
-    """Return the share of the returns' variance that the values explain; None unless a rollout has both."""
+    """Return the share of the variance of the returns that the values explain; None unless a rollout has both."""
     if ("value",) not in fields or ("return",) not in fields:
         return None
     value, target = fields["value",].values, fields["return",].values
@@ -295,7 +297,10 @@ def _explained_variance(fields: dict[Path, _RunningFigures]) -> float | None:
     return 1 - float((target - value).var()) / variance if variance > 0 else None
 
 
-def _priority_figures(mass: np.ndarray) -> dict[str, Any]:
+def _priority_figures(priority_mass: torch.Tensor | None) -> dict[str, Any] | None:
+    if priority_mass is None:
+        return None
+    mass = priority_mass.double().numpy()
     total = float(mass.sum())
     sorted_shares = np.sort(mass)[::-1] / total if total > 0 else np.zeros(0)
     cumulative = np.cumsum(sorted_shares)
@@ -314,7 +319,7 @@ def _priority_figures(mass: np.ndarray) -> dict[str, Any]:
 
 
 def _reuse_figures(source: ReportSource) -> dict[str, Any] | None:
-    if "sampler" not in source.about:
+    if "sampler" not in source.facts:
         return None
     if source.draw_counts is None or not len(source.draw_counts):
         return source.reuse

@@ -20,7 +20,7 @@ import torch
 
 from relive.inspector.measures import Measurements, element_name, finite_or_none
 from relive.inspector.source import ENDS, ReportSource
-from relive.inspector.text import end_texts, fact_texts, percent, reuse_texts, share_text
+from relive.inspector.text import end_texts, fact_texts, percent, reuse_lines, share_text
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path as FieldPath
 
@@ -88,11 +88,11 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
         _row_frame(source, path, torch.zeros(forms[path][0], dtype=torch.uint8, device="cpu")).size for path in pictures
     )
     frames = min(max(_MAX_FRAME_BYTES // max(nbytes * len(spans), 1), _FRAMES_PER_EPISODE[0]), _FRAMES_PER_EPISODE[1])
-    room, chosen_episodes = _MAX_STEPS, []
+    num_steps_left, chosen_episodes = _MAX_STEPS, []
     for span in spans:
         first = max(span["start"], span["stop"] - _MAX_STEPS_PER_EPISODE)
-        room -= span["stop"] - first
-        if room < 0 and chosen_episodes:
+        num_steps_left -= span["stop"] - first
+        if num_steps_left < 0 and chosen_episodes:
             break
         chosen_episodes.append(_read_episode(source, span, first, shown_series, pictures, frames))
     return {
@@ -155,7 +155,7 @@ def _read_episode(
 
 
 def _draw_frames(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
-    """Draw the frames of some rows side by side."""
+    """Draw the images of some rows side by side in one PNG."""
     pictures = [_row_frame(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
     png_text = base64.b64encode(encode_png(np.concatenate(pictures, 1))).decode()
     return {
@@ -189,7 +189,7 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
         "script": script,
         "policy": f"default-src 'none'; script-src {_policy_hash(script)}; style-src {_policy_hash(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
-        # Escaped, so that an HTML parser finds no tag or comment in the data.
+        # Special characters are escaped, so that an HTML parser finds no tag or comment in the data.
         "data": re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ def _page_texts(contents: dict[str, Any]) -> dict[str, Any]:
     stats = episodes.get("stats")
     texts: dict[str, Any] = {
         "facts": list(fact_texts(contents["source"])),
-        "reuse": list(reuse_texts(contents["reuse"] or {})),
+        "reuse": [(line.name, line.text) for line in reuse_lines(contents["reuse"] or {}) if line.text],
     }
     if "ends" in episodes:
         texts["ends"] = end_texts(episodes["ends"], episodes["stopped"])

@@ -17,7 +17,7 @@ from relive.errors import escape_controls
 from relive.inspector.measures import measure
 from relive.inspector.saved import load_read_only
 from relive.inspector.source import buffer_source, dataset_source
-from relive.inspector.text import episode_texts, fact_texts, find_warnings, form_text, number
+from relive.inspector.text import episode_lines, fact_texts, find_warnings, number, type_text
 from relive.statistics.episodes import EpisodeStats
 
 if TYPE_CHECKING:
@@ -66,17 +66,15 @@ class Report:
         return html_card(self._card())
 
     def _card(self) -> Card:
-        """Return facts, warnings and a table of the fields, without histograms."""
         contents, episodes = self._contents, self._contents["episodes"] or {}
         facts = [*fact_texts(contents["source"])]
         if episodes.get("count"):
-            facts += ((f"episodes: {name}", text) for name, text in episode_texts(episodes))
-        figures = ("min", "mean", "max", "std")
+            facts += ((f"episodes: {line.name}", line.text) for line in episode_lines(episodes))
         rows = [
-            (field["name"], form_text(field), *(number(field[name]) for name in figures))
+            (field["name"], type_text(field), *(number(field[figure]) for figure in ("min", "mean", "max", "std")))
             for field in contents["fields"]
         ]
-        return Card("Report", facts, ("field", "form", *figures), rows, contents["warnings"])
+        return Card(facts, rows, contents["warnings"])
 
 
 def inspect(
@@ -105,11 +103,11 @@ def inspect(
     from relive import __version__  # noqa: PLC0415 (the package imports this module)
     from relive.inspector.page import choose_episodes, write_page  # noqa: PLC0415
 
-    target, facts = _open_path(buffer_or_path)
+    target, path_facts = _open_path(buffer_or_path)
     with getattr(target, "_lock", contextlib.nullcontext()):
         source = dataset_source(target) if type(target).__name__ == "MinariDataset" else buffer_source(target)
         source.stats = stats or source.stats
-        source.about |= facts
+        source.facts |= path_facts
         measurements = measure(source)
         episodes = None if html is None else choose_episodes(source, measurements)
     contents = {"relive": __version__, **measurements.report}
@@ -120,9 +118,10 @@ def inspect(
 
 
 def _open_path(target: Any) -> tuple[Any, dict[str, Any]]:
-    """Load the buffer or dataset at a path; returns it, and facts about the path. Other objects are returned."""
+    """Return the buffer or dataset at a path, and facts about the path; return other objects as they are."""
     if not isinstance(target, str | PathLike):
-        return getattr(target, "core", getattr(target, "_core", target)), {}  # a buffer of relive.compat wraps a core
+        # A buffer of relive.compat wraps a core.
+        return getattr(target, "core", getattr(target, "_core", target)), {}
     path = Path(target)
     folder = dataset_folder(path)
     if folder is not None:
@@ -142,29 +141,32 @@ _MAX_ROWS = 40
 
 
 class Card(NamedTuple):
-    """The short form of a report."""
+    """The short form of a report, without histograms."""
 
-    title: str
     facts: Sequence[tuple[str, str]]
-    titles: Sequence[str]
-    """The titles of the table's columns."""
     rows: Sequence[Sequence[str]]
+    """Texts of the table of fields, in the order of `_COLUMN_TITLES`."""
     warnings: Sequence[str]
+
+
+_COLUMN_TITLES = ("field", "form", "min", "mean", "max", "std")
 
 
 def html_card(card: Card) -> str:
     """Return a card as HTML, in which all texts of the card are text and never markup.
 
-    >>> html_card(Card("<b>", [("rows", "3")], (), (), ())).count("<b>")
+    >>> html_card(Card([("rows", "<b>3")], (), ())).count("<b>")
     0
     """
-    hidden = len(card.rows) - _MAX_ROWS
-    rows = [*card.rows[:_MAX_ROWS], *([(f"and {hidden:,} more",)] if hidden > 0 else [])]
+    num_hidden = len(card.rows) - _MAX_ROWS
+    rows = [*card.rows[:_MAX_ROWS], *([(f"and {num_hidden:,} more",)] if num_hidden > 0 else [])]
     parts = [
-        f"<strong>{escape(card.title)}</strong>",
+        "<strong>Report</strong>",
         *(f'<div style="margin:4px 0">⚠ {escape(warning)}</div>' for warning in card.warnings),
         _html_table(_html_row(*fact) for fact in card.facts),
-        _html_table([_html_row(*card.titles, style=_FAINT_STYLE), *(_html_row(*row) for row in rows)]) if rows else "",
+        _html_table([_html_row(*_COLUMN_TITLES, style=_FAINT_STYLE), *(_html_row(*row) for row in rows)])
+        if rows
+        else "",
     ]
     return f'<div style="{_BOX_STYLE}">{"".join(parts)}</div>'
 
@@ -172,16 +174,16 @@ def html_card(card: Card) -> str:
 def text_card(card: Card) -> str:
     """Return a card as plain text, with control characters escaped.
 
-    >>> print(text_card(Card("Report", [("rows", "3")], ("field", "min"), [("obs", "0.5")], ["odd"])))
+    >>> print(text_card(Card([("rows", "3")], [("obs", "float32", "0.5", "1", "2", "0.3")], ["odd"])))
     Report
     ! odd
     rows  3
-    field  min
-    obs    0.5
+    field  form     min  mean  max  std
+    obs    float32  0.5  1     2    0.3
     """
-    table = [card.titles, *card.rows] if card.rows else []
+    table = [_COLUMN_TITLES, *card.rows] if card.rows else []
     warnings = (f"! {warning}" for warning in card.warnings)
-    return escape_controls("\n".join([card.title, *warnings, *_align_columns(card.facts), *_align_columns(table)]))
+    return escape_controls("\n".join(["Report", *warnings, *_align_columns(card.facts), *_align_columns(table)]))
 
 
 def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

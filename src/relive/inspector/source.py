@@ -61,25 +61,25 @@ class Episodes:
 class ReportSource:
     """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
 
-    about: dict[str, Any]
+    facts: dict[str, Any]
     """Facts about the buffer or dataset, known without reading its rows."""
     length: int
     columns: Columns
     read: ReadRows
     episodes: Episodes | None = None
     stats: EpisodeStats | None = None
-    mass: torch.Tensor | None = None
-    """The priorities of rows, to the power of alpha."""
+    priority_mass: torch.Tensor | None = None
+    """The priority of each row, to the power of alpha."""
     draw_counts: torch.Tensor | None = None
     """The number of draws of each row."""
     reuse: dict[str, Any] = field(default_factory=dict)
     """Figures of the sampler about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
     """For each leaf of stacked frames, the stacking axis of a row; the newest frame is last."""
-    chains: ContinuityStats = field(default_factory=ContinuityStats)
+    continuity: ContinuityStats = field(default_factory=ContinuityStats)
     """Counts of steps that continue the step before them."""
     stretches: list[tuple[int, int]] | None = None
-    """The stretches (start, stop) that must be read one by one; None if any rows can be read together."""
+    """Ranges of rows (start, stop) that must be read one by one; None if any rows can be read together."""
 
 
 def buffer_source(buffer: Any) -> ReportSource:
@@ -92,12 +92,12 @@ def buffer_source(buffer: Any) -> ReportSource:
     raise SchemaError(explain("inspect", f"one of {kinds}", type(buffer).__name__, remedy))
 
 
-def _collect_facts(buffer: Any, **more: Any) -> dict[str, Any]:
+def _collect_facts(buffer: Any, **other_facts: Any) -> dict[str, Any]:
     """Collect facts about a buffer; an autoreset mode becomes its name."""
-    if "autoreset" in more:
-        more["autoreset"] = getattr(more["autoreset"], "name", None)
-    about = {"kind": type(buffer).__name__, "rows": len(buffer), "bytes": buffer.nbytes, "device": str(buffer.device)}
-    return about | more
+    if "autoreset" in other_facts:
+        other_facts["autoreset"] = getattr(other_facts["autoreset"], "name", None)
+    facts = {"kind": type(buffer).__name__, "rows": len(buffer), "bytes": buffer.nbytes, "device": str(buffer.device)}
+    return facts | other_facts
 
 
 def _declared_columns(buffer: Any) -> Columns:
@@ -105,10 +105,10 @@ def _declared_columns(buffer: Any) -> Columns:
     return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in fields}
 
 
-def _episode_bounds(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _episode_bounds(is_first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the first row of each episode and the row after its last, from a mask of first rows."""
-    begin = starts.nonzero().squeeze(1)
-    return begin, torch.cat([begin, begin.new_tensor([len(starts)])])[1:] if len(begin) else begin
+    start = is_first.nonzero().squeeze(1)
+    return start, torch.cat([start, start.new_tensor([len(is_first)])])[1:] if len(start) else start
 
 
 def _to_episodes(*columns: torch.Tensor) -> Episodes:
@@ -118,7 +118,7 @@ def _to_episodes(*columns: torch.Tensor) -> Episodes:
 def _replay_source(replay: ReplayBuffer) -> ReportSource:
     storage, envs = replay.storage, replay.num_envs or 1
     ring = storage.ring
-    ids, slots, starts = sort_rows(storage)
+    ids, slots, is_first = sort_rows(storage)
     columns = _declared_columns(replay)
     leaf_numbers = {path: i for i, path in enumerate(columns)}
 
@@ -128,18 +128,18 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         return {path: leaf.cpu() for path, leaf in zip(paths, leaves, strict=True)}
 
     def episodes() -> Episodes:
-        begin, stop = _episode_bounds(starts)
-        last, env = stop - 1, ids[begin] % envs
+        start, stop = _episode_bounds(is_first)
+        last, env = stop - 1, ids[start] % envs
         # All environments step together. A reset row takes a step of time; a final observation does not.
         age = ages[last]
         if replay.autoreset is not AutoresetMode.NEXT_STEP:
             age = (ids % envs).bincount(minlength=envs).cumsum(0)[env] - stop
         is_open = ring.kind_at(ring.shift(slots[last])) != FINAL
-        return _to_episodes(begin, stop, env, ring.first.view(-1)[slots[begin]], is_open, -age)
+        return _to_episodes(start, stop, env, ring.first.view(-1)[slots[start]], is_open, -age)
 
     ages = ring.newest_rows()[ids % envs] - ids // envs
     num_written = int((ring.head - ring.floor).sum())
-    about = _collect_facts(
+    facts = _collect_facts(
         replay,
         capacity=replay.capacity,
         num_envs=replay.num_envs,
@@ -152,24 +152,22 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     sampler_state = {name: tensor.cpu() for name, tensor in replay.sampler.state().items()}
     by_row = {name: sampler_state[name][slots.cpu()] for name in ("mass", "drawn") if name in sampler_state}
     reuse: dict[str, Any] = {}
-    if "draws" in sampler_state:  # here "draws" is the total number of drawn rows
-        reuse = {
-            "draws": int(sampler_state["draws"]),
-            "per_row": int(sampler_state["draws"]) / num_written if num_written else None,
-        }
+    if "draws" in sampler_state:
+        num_drawn = int(sampler_state["draws"])
+        reuse = {"draws": num_drawn, "per_row": num_drawn / num_written if num_written else None}
     if "ids" in sampler_state:
         reuse["left_in_epoch"] = len(sampler_state["ids"])
     return ReportSource(
-        about,
+        facts,
         len(ids),
         columns,
         read,
         episodes=None if storage.stores_next_obs else episodes(),
         stats=replay.stats,
-        mass=by_row.get("mass"),
+        priority_mass=by_row.get("mass"),
         draw_counts=by_row.get("drawn"),
         reuse=reuse,
-        chains=stored_continuity(storage.rows),
+        continuity=stored_continuity(storage.rows),
         stacks={
             path: leaf.axis for path, leaf in iter_leaves((), declared_fields(replay)) if isinstance(leaf, Stacked)
         },
@@ -179,21 +177,21 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
 def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
     is_step = rollout._flags.whole_mask(steps)
-    # By environment, then time: t·N + n sorted by n.
-    flat = torch.arange(steps * envs, device=rollout.device).view(steps, envs).T[is_step.T]
+    # The positions t·N + n of all steps are ordered by environment n and then by time t.
+    positions = torch.arange(steps * envs, device=rollout.device).view(steps, envs).T[is_step.T]
     leaves = rollout._storage.leaves()
     columns: Columns = {path: (tuple(leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
-        return {path: leaves[path].flatten(0, 1)[flat[start:stop]].cpu() for path in paths}
+        return {path: leaves[path].flatten(0, 1)[positions[start:stop]].cpu() for path in paths}
 
     def episodes() -> Episodes:
-        env, has_start = flat % envs, rollout._flags.starts(steps).flatten()[flat]
-        begin, stop = _episode_bounds(has_start | (env != env.roll(1)).index_fill(0, flat.new_zeros(1), True))
-        is_open = torch.ones_like(begin, dtype=torch.bool)
-        return _to_episodes(begin, stop, env[begin], has_start[begin], is_open, flat[stop - 1] // envs)
+        env, has_start = positions % envs, rollout._flags.starts(steps).flatten()[positions]
+        start, stop = _episode_bounds(has_start | (env != env.roll(1)).index_fill(0, positions.new_zeros(1), True))
+        is_open = torch.ones_like(start, dtype=torch.bool)
+        return _to_episodes(start, stop, env[start], has_start[start], is_open, positions[stop - 1] // envs)
 
-    about = _collect_facts(
+    facts = _collect_facts(
         rollout,
         num_steps=rollout.num_steps,
         num_stored=steps,
@@ -201,8 +199,8 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
         reset_rows=int((~is_step).sum()),
         autoreset=rollout.autoreset,
     )
-    spans = episodes() if len(flat) else None
-    return ReportSource(about, len(flat), columns, read, episodes=spans, stats=rollout.stats)
+    stored_episodes = episodes() if len(positions) else None
+    return ReportSource(facts, len(positions), columns, read, episodes=stored_episodes, stats=rollout.stats)
 
 
 def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
@@ -213,14 +211,14 @@ def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
     columns[_ROUND] = ((), torch.int64)
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
-        at = rows[start:stop]
-        rounds = torch.bucketize(at, buffer._device_starts, right=True) - 1
-        return {path: (rounds if path == _ROUND else leaves[path][ring.slots(at)]).cpu() for path in paths}
+        read_rows = rows[start:stop]
+        rounds = torch.bucketize(read_rows, buffer._device_starts, right=True) - 1
+        return {path: (rounds if path == _ROUND else leaves[path][ring.slots(read_rows)]).cpu() for path in paths}
 
     oldest = len(rows) - 1 if len(rows) else None
     num_written = ring.head - ring.floor
-    about = _collect_facts(buffer, capacity=buffer.capacity, written=num_written, oldest=oldest, round=buffer.round)
-    return ReportSource(about, len(rows), columns, read)
+    facts = _collect_facts(buffer, capacity=buffer.capacity, written=num_written, oldest=oldest, round=buffer.round)
+    return ReportSource(facts, len(rows), columns, read)
 
 
 _SOURCES: dict[type, Callable[[Any], ReportSource]] = {
@@ -234,9 +232,9 @@ def dataset_source(dataset: Any) -> ReportSource:
     """Return a source of the steps of all episodes of a Minari dataset, one episode after the other."""
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
     steps = {
-        int(number): int(facts["total_steps"])
-        for number, facts in zip(dataset.episode_indices, metadata, strict=True)
-        if facts["total_steps"]
+        int(number): int(episode_metadata["total_steps"])
+        for number, episode_metadata in zip(dataset.episode_indices, metadata, strict=True)
+        if episode_metadata["total_steps"]
     }
     numbers, lengths = list(steps), np.array(list(steps.values()), np.int64)
     stops = np.cumsum(lengths)
@@ -244,32 +242,32 @@ def dataset_source(dataset: Any) -> ReportSource:
     infos = _numeric_infos(dataset, numbers[0]) if steps else []
 
     @lru_cache(maxsize=1)
-    def episode(at: int) -> dict[Path, torch.Tensor]:
-        """Return the leaves [T, …] of the episode at a position."""
-        fields = dict(next(read_episodes(dataset, infos, [numbers[at]])).steps)
+    def read_episode(index: int) -> dict[Path, torch.Tensor]:
+        """Return the leaves [T, …] of an episode, by its place among the episodes that have steps."""
+        fields = dict(next(read_episodes(dataset, infos, [numbers[index]])).steps)
         fields.pop("next_obs")
         return {path: as_tensor(".".join(path), leaf, _HOST) for path, leaf in iter_leaves((), fields)}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
-        """Return the leaves [B, …] of rows of one episode."""
-        at = int(np.searchsorted(stops, start, "right"))
-        first = int(starts[at])
-        return {path: episode(at)[path][start - first : stop - first] for path in paths}
+        index = int(np.searchsorted(stops, start, "right"))
+        first = int(starts[index])
+        return {path: read_episode(index)[path][start - first : stop - first] for path in paths}
 
     size = dataset.storage.metadata.get("dataset_size")
-    about = {
+    facts = {
         "kind": "MinariDataset",
         "id": dataset.id,
         "rows": int(lengths.sum()),
         "episodes": len(numbers),
         "bytes": None if size is None else round(1e6 * float(size)),
     }
-    leaves = episode(0).items() if numbers else ()
+    leaves = read_episode(0).items() if numbers else ()
     columns = {path: (tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in leaves}
-    all_true = np.ones(len(numbers), bool)
-    spans = Episodes(starts, stops, np.zeros(len(numbers), np.int64), all_true, ~all_true, np.arange(len(numbers)))
+    has_start = np.ones(len(numbers), bool)
+    env, time = np.zeros(len(numbers), np.int64), np.arange(len(numbers))
+    episodes = Episodes(starts, stops, env, has_start, ~has_start, time)
     stretches = list(zip(starts.tolist(), stops.tolist(), strict=True))
-    return ReportSource(about, about["rows"], columns, read, episodes=spans, stretches=stretches)
+    return ReportSource(facts, facts["rows"], columns, read, episodes=episodes, stretches=stretches)
 
 
 def _numeric_infos(dataset: Any, number: int) -> list[str]:

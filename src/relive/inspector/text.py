@@ -1,10 +1,10 @@
-"""The texts of a report: formatted figures, and warnings."""
+"""The texts of a report, which the terminal, the card and the page share: formatted figures, and warnings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from relive.replay.continuity import ContinuityStats
 
@@ -28,7 +28,7 @@ def percent(share: float) -> str:
     return f"{text[:-1]} %"
 
 
-FACTS = {
+_FACT_TITLES = {
     "kind": "kind",
     "id": "dataset",
     "path": "path",
@@ -54,7 +54,7 @@ FACTS = {
 def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for each fact about the source."""
     has_several_envs = (source.get("num_envs") or 1) > 1
-    for name, title in FACTS.items():
+    for name, title in _FACT_TITLES.items():
         value = source.get(name)
         if value is None:
             continue
@@ -80,15 +80,82 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes:,.2f} GiB"
 
 
-def spread_text(moments: dict[str, Any]) -> str:
-    """Return the range, mean and median of a quantity."""
-    words = f"{number(moments['min'])} to {number(moments['max'])}, mean {number(moments['mean'])}"
-    return f"{words}, median {number(moments['median'])}"
+class Line(NamedTuple):
+    """A named quantity of a report."""
+
+    name: str
+    text: str = ""
+    histogram: dict[str, Any] | None = None
+    """A histogram, drawn behind the text where there is space."""
+    note: str = ""
+    """A text behind the histogram."""
 
 
-def share_text(count: int, of: int) -> str:
-    """Format a count and its share: `3 (12 %)`."""
-    return f"{count:,} ({percent(count / (of or 1))})"
+def episode_lines(episodes: dict[str, Any]) -> Iterator[Line]:
+    """Yield the number of stored episodes, their returns, lengths and ends."""
+    yield Line("stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole")
+    for name in ("returns", "lengths"):
+        if episodes[name] is not None:
+            yield _spread_line(name, episodes[name])
+    yield _ends_line(episodes["ends"], episodes["stopped"])
+
+
+def stats_lines(stats: dict[str, Any]) -> Iterator[Line]:
+    """Yield the figures of an EpisodeStats."""
+    window = stats["window"]
+    yield Line("finished", f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {window:,} below")
+    for name in ("returns", "lengths"):
+        if stats[name] is not None:
+            yield _spread_line(name, stats[name])
+    yield _ends_line({name: stats[name] for name in ("terminated", "truncated")}, window)
+    for name, count in stats["reasons"].items():
+        yield Line(f"reason: {name}", share_text(count, window))
+    for name, spread in stats["metrics"].items():
+        if spread is not None:
+            yield _spread_line(f"metric: {name}", spread)
+
+
+def reward_lines(report: dict[str, Any]) -> Iterator[Line]:
+    """Yield the share of rewards that are 0, their values, and how well a rollout's values explain its returns."""
+    reward = report["reward"]
+    yield Line("zero", f"{reward['zero']:,} of {reward['rows']:,} rows ({percent(reward['zero'] / reward['rows'])})")
+    yield Line("values", "", reward["histogram"])
+    if report["fit"] is not None:
+        yield Line("explained variance", f"{number(report['fit'])} of the returns, by the values")
+
+
+def priority_lines(priorities: dict[str, Any]) -> Iterator[Line]:
+    """Yield the effective sample size, and how the mass of the priorities is spread over rows."""
+    rows, effective = priorities["rows"], priorities["effective"]
+    yield Line("effective sample", f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
+    yield Line("mass", ", ".join(f"{share} in {count:,} rows" for share, count in priorities["rows_with"].items()))
+    yield Line("largest", f"{percent(priorities['largest'])} of the mass")
+    yield Line("spectrum", "", priorities["relative"], "relative to the mean, in powers of ten")
+
+
+def reuse_lines(reuse: dict[str, Any]) -> Iterator[Line]:
+    """Yield the number of draws, in total and per row."""
+    if "draws" in reuse:
+        mean = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
+        yield Line("drawn in total", f"{reuse['draws']:,} rows{mean}")
+    if "left_in_epoch" in reuse:
+        yield Line("this epoch", f"{reuse['left_in_epoch']:,} rows left")
+    counted = reuse.get("counted")
+    if counted is None:
+        yield Line("each row", "not counted; sampler=rl.Counted(…) counts the draws of every row")
+        return
+    mean, share = number(round(counted["mean"], 2)), percent(counted["never"] / counted["rows"])
+    yield Line("each row", f"{mean} times on average, {counted['max']:,} at most, {share} never")
+    yield Line("draws per row", "", counted["histogram"])
+
+
+def _spread_line(name: str, spread: dict[str, Any]) -> Line:
+    low, high, mean, median = (number(spread[figure]) for figure in ("min", "max", "mean", "median"))
+    return Line(name, f"{low} to {high}, mean {mean}, median {median}", spread["histogram"])
+
+
+def _ends_line(ends: dict[str, int], num_stopped: int) -> Line:
+    return Line("ends", ", ".join(f"{name} {text}" for name, text in end_texts(ends, num_stopped).items()))
 
 
 def end_texts(ends: dict[str, int], num_stopped: int) -> dict[str, str]:
@@ -100,38 +167,14 @@ def end_texts(ends: dict[str, int], num_stopped: int) -> dict[str, str]:
     }
 
 
-def ends_text(ends: dict[str, int], num_stopped: int) -> str:
-    """Join the texts of `end_texts` in one line."""
-    return ", ".join(f"{name} {text}" for name, text in end_texts(ends, num_stopped).items())
+def share_text(count: int, total: int) -> str:
+    """Format a count and its share: `3 (12 %)`."""
+    return f"{count:,} ({percent(count / (total or 1))})"
 
 
-def episode_texts(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for the number of stored episodes, their returns, lengths and ends."""
-    yield "stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole"
-    if episodes["returns"] is not None:
-        yield "returns", spread_text(episodes["returns"])
-        yield "lengths", spread_text(episodes["lengths"])
-    yield "ends", ends_text(episodes["ends"], episodes["stopped"])
-
-
-def form_text(field: dict[str, Any]) -> str:
+def type_text(field: dict[str, Any]) -> str:
     """Return the dtype and shape of a field: `float32[3]`."""
     return f"{field['dtype']}{field['shape'] or ''}"
-
-
-def reuse_texts(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for the number of draws per row, if it was counted."""
-    if "draws" in reuse:
-        each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
-        yield "drawn in total", f"{reuse['draws']:,} rows{each}"
-    if "left_in_epoch" in reuse:
-        yield "this epoch", f"{reuse['left_in_epoch']:,} rows left"
-    draw_counts = reuse.get("counted")
-    if draw_counts is None:
-        yield "each row", "not counted; sampler=rl.Counted(…) counts the draws of every row"
-    else:
-        average, share = number(round(draw_counts["mean"], 2)), percent(draw_counts["never"] / draw_counts["rows"])
-        yield "each row", f"{average} times on average, {draw_counts['max']:,} at most, {share} never"
 
 
 _MAX_NAMES = 4
@@ -143,11 +186,11 @@ _MIN_EPISODES = 5
 def find_warnings(report: dict[str, Any]) -> Iterator[str]:
     """Yield the warnings for a report, most serious first."""
     fields, reward, fit = report["fields"], report["reward"], report["fit"]
-    draw_counts = (report["reuse"] or {}).get("counted")
+    counted = (report["reuse"] or {}).get("counted")
     if not report["source"]["rows"]:
         has_reward = any(_is_part(field, "reward") for field in fields)
         yield f"{report['source']['kind']} is empty: it holds no {'transitions' if has_reward else 'rows'}."
-    for part in (part for field in fields for part in _parts(field)):
+    for part in (part for field in fields for part in _dimensions(field)):
         for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
             if part[kind]:
                 yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
@@ -165,16 +208,16 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
         yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
     if report["priorities"] is not None and report["priorities"]["rows"] >= 20:
         yield from _priority_concentration(report["priorities"])
-    if draw_counts is not None and draw_counts["max"] and draw_counts["never"] >= 0.5 * draw_counts["rows"]:
-        yield f"{percent(draw_counts['never'] / draw_counts['rows'])} of rows were never drawn."
+    if counted is not None and counted["max"] and counted["never"] >= 0.5 * counted["rows"]:
+        yield f"{percent(counted['never'] / counted['rows'])} of rows were never drawn."
 
 
 def _is_part(field: dict[str, Any], *names: str) -> bool:
-    """Whether a field has one of these names, or is a part of such a field."""
+    """Whether a field is one of the fields `names`, or a part of one of them."""
     return field["name"].partition(".")[0] in names
 
 
-def _parts(field: dict[str, Any]) -> list[dict[str, Any]]:
+def _dimensions(field: dict[str, Any]) -> list[dict[str, Any]]:
     return field["dimensions"] or [field]
 
 
@@ -188,8 +231,9 @@ def _join_names(names: list[str]) -> str:
 def _constant_warnings(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
     rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
     for field in fields:
+        # The reward has a warning of its own; constant flags and rounds are normal.
         if not field["constant"] or _is_part(field, "reward", "terminated", "truncated", "round"):
-            continue  # the reward has its own warning; constant flags and rounds are normal
+            continue
         name, size = field["name"], math.prod(field["shape"])
         constant_parts = [part for part in field["dimensions"] if part["constant"]]
         if field["constant"] == size:
@@ -203,16 +247,16 @@ def _constant_warnings(fields: list[dict[str, Any]], read: dict[str, int]) -> It
             yield f"{_join_names([part['name'] for part in constant_parts])} never change in {rows}."
 
 
-def _continuity_warnings(chains: ContinuityStats) -> Iterator[str]:
-    messages = dict(chains.warnings())
+def _continuity_warnings(stats: ContinuityStats) -> Iterator[str]:
+    messages = dict(stats.warnings())
     if "cuts" in messages:
         yield (
-            f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their "
+            f"{stats.cut:,} of {stats.followed:,} steps do not start where the step before led, and cut their "
             'episodes. Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
         )
     if "resets" in messages:
         yield (
-            f"All {chains.ended:,} ends lead to the observation that the next episode starts with. Was the observation "
+            f"All {stats.ended:,} ends lead to the observation that the next episode starts with. Was the observation "
             'after the reset passed as next_obs, in place of info["final_obs"]?'
         )
 
@@ -239,7 +283,7 @@ def _end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
 
 def _action_warnings(actions: list[dict[str, Any]]) -> Iterator[str]:
     for field in actions:
-        for part in _parts(field):
+        for part in _dimensions(field):
             histogram = part["histogram"]
             if histogram is None or part["constant"]:
                 continue
