@@ -49,7 +49,7 @@ class NoCheckpoint(CheckpointError):
 
 
 class ShardUnavailable(RuntimeError):
-    """A shard of a replay service did not answer in time, or is gone; `retry` says whether trying again may help."""
+    """A shard of a replay service did not answer in time, or is gone. `retry` is whether a later call may succeed."""
 
     def __init__(self, message: str, retry: bool) -> None:
         super().__init__(message, retry)
@@ -72,7 +72,7 @@ class DataWarning(UserWarning):
 
 
 class CallSite(NamedTuple):
-    """A line of the caller's code, for warnings: the last arguments of `warnings.warn_explicit`."""
+    """The line of a caller's code at which a warning is issued: the last arguments of `warnings.warn_explicit`."""
 
     filename: str
     lineno: int
@@ -81,7 +81,7 @@ class CallSite(NamedTuple):
 
 
 worker_call_site: ContextVar[CallSite | None] = ContextVar("worker_call_site", default=None)
-"""Line of the caller's code on whose behalf a worker thread runs; None in other threads."""
+"""Line of the caller's code for which a worker thread works; None in other threads."""
 
 
 def find_call_site() -> CallSite:

@@ -1,6 +1,7 @@
-"""Names that are imported when first used: annotations read `lazy.TensorDict`.
+"""Names whose modules are imported when the name is first used, as in the annotation `lazy.TensorDict`.
 
-tensordict imports torch's compiler, half of relive's import time; a process that only adds never needs it.
+tensordict imports torch's compiler, which takes half of relive's import time. A process that only adds steps never
+needs either.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with torch.device("cpu"):  # modules may make tensors while they are imported
+        # Modules may make tensors while they are imported.
+        with torch.device("cpu"):
             globals()[name] = value = getattr(import_module(_MODULES[name]), name)
         return value

@@ -1,4 +1,4 @@
-"""Locks of buffers, changes that a signal cannot interrupt halfway, and a clear error in forked children.
+"""Locks of buffers, and changes that a signal cannot leave half done.
 
 Python runs signal handlers between the instructions of Python functions: when a function begins, at backward jumps and
 after calls. An exception of a handler (Ctrl-C) is raised there. A native call is therefore atomic, and a lock whose
@@ -19,7 +19,7 @@ from relive.errors import ClosedError, explain
 
 
 def _read_seconds(name: str, default: float) -> float:
-    """Return a positive number of seconds from an environment variable; warns and returns `default` for other text."""
+    """Read a positive number of seconds from an environment variable; warn and return `default` for another value."""
     text = os.environ.get(name, str(default))
     with suppress(ValueError):
         if 0 < float(text) < float("inf"):
@@ -30,10 +30,10 @@ def _read_seconds(name: str, default: float) -> float:
 
 
 LOCK_SECONDS = _read_seconds("RELIVE_LOCK_SECONDS", 600.0)
-"""Seconds that a call waits for a process that holds a folder or a shared buffer: longer than any save."""
+"""Maximum seconds that a call waits for another process to unlock a folder or a shared buffer."""
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
-"""All objects with a lock, for `_refuse_forked`."""
+"""All objects with a lock. In a forked child their locks are replaced by a `_ForkedLock`."""
 
 
 class _ForkedLock:
@@ -62,7 +62,10 @@ class ClosedLock:
 
 
 class GuardedLock:
-    """Python version of `kernels.guarded_lock`. Unlike the native one, a signal can interrupt its methods."""
+    """Re-entrant lock that calls `guard` when it is acquired.
+
+    Python version of `kernels.guarded_lock`; a signal can interrupt its methods, unlike those of the native lock.
+    """
 
     def __init__(self, guard: Callable[[], object]) -> None:
         self._lock, self._guard = threading.RLock(), guard
@@ -80,10 +83,10 @@ class GuardedLock:
 
 
 def complete(change: Callable[[], object]) -> None:
-    """Call `change`. If a signal handler raises meanwhile, repeat the call and then raise the exception.
+    """Call `change`. If a signal handler raises during the call, repeat the call and then raise the exception.
 
-    `change` must be idempotent: it only assigns values computed before. The native version withstands any number of
-    signals, this one two.
+    `change` must be idempotent: it assigns values that were computed before. The native version completes the change
+    under any number of signals, this one under two.
     """
     try:
         change()
@@ -96,13 +99,13 @@ def complete(change: Callable[[], object]) -> None:
 
 
 def make_lock(owner: Any, lock: Any = None) -> Any:
-    """Return a re-entrant lock for `owner`, which stores it as `_lock`. In a forked child the lock raises."""
+    """Return `lock`, or a new re-entrant lock, for the attribute `_lock` of `owner`. In a forked child it raises."""
     _owners.add(owner)
     return threading.RLock() if lock is None else lock
 
 
 def recovery_callback(owner: Any) -> Callable[[], None]:
-    """Return a function that calls `owner._recover`, through a weak reference."""
+    """Return a function that calls `owner._recover` while `owner` exists, without keeping it alive."""
     reference = weakref.ref(owner)
 
     def recover() -> None:
@@ -114,9 +117,9 @@ def recovery_callback(owner: Any) -> Callable[[], None]:
 
 
 def permit_forked_copy(owner: Any) -> None:
-    """Permit a forked child to use its copy of `owner`. No thread of the parent may have used it during the fork.
+    """Permit a forked child to use its copy of `owner`, whose changes the parent does not see.
 
-    The parent does not see changes of the copy.
+    No thread of the parent may have used `owner` during the fork.
     """
     if isinstance(owner._lock, _ForkedLock):
         owner._lock = threading.RLock()

@@ -1,4 +1,4 @@
-"""Random number streams that belong to a buffer: seeded, saved with it, independent of global generators."""
+"""Random number streams of buffers: seeded, saved with their buffer, and independent of global generators."""
 
 from __future__ import annotations
 
@@ -41,14 +41,12 @@ class Randomness:
         self._slice_starts: torch.Tensor | None = None
         """Starts of the slices of the last call of `slices`."""
 
-    def config(self) -> None:
-        """Return None: no setting has to be saved, because `state` contains the position in the stream."""
-
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the position in the stream, as values and arrays of a `State`."""
         bits, devices = self._host_and_devices()
         values = {
-            "state": str(bits["state"]["state"]),  # 128 bits: other JSON readers would round an int
+            # Text, because other JSON readers would round integers of 128 bits.
+            "state": str(bits["state"]["state"]),
             "inc": str(bits["state"]["inc"]),
             "has_uint32": int(bits["has_uint32"]),
             "uinteger": int(bits["uinteger"]),
@@ -57,7 +55,7 @@ class Randomness:
         return values, {f"device{i}": state for i, state in enumerate(devices.values())}
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved position; on another device than before, that device's stream starts anew."""
+        """Restore a saved position. On another device than before, the stream of that device starts anew."""
         node, arrays = saved.values, saved.tensors(_MAX_STATE_BYTES)
         bits: Any = {
             "bit_generator": "PCG64DXSM",
@@ -71,7 +69,8 @@ class Randomness:
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
                 raise names.error("accelerators, each with a generator state")
             self._set_position(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
-        except (RuntimeError, TypeError) as error:  # this machine lacks the device, or the state does not fit
+        except (RuntimeError, TypeError) as error:
+            # This machine lacks the device, or the state is none of its generator.
             raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:
@@ -79,7 +78,7 @@ class Randomness:
         return self._host_and_devices()
 
     def restore(self, snapshot: Any) -> None:
-        """Restore a snapshot: the draws that followed it are repeated."""
+        """Restore a position: the draws that followed its snapshot are repeated."""
         self._set_position(*snapshot)
 
     def _host_and_devices(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
@@ -109,7 +108,7 @@ class Randomness:
         return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
 
     def integers(self, count: int, device: torch.device) -> torch.Tensor:
-        """Draw `count` uniform int64 in [0, 2^62); remainders of up to 2^42 rows are uniform to 2^-20."""
+        """Draw `count` uniform int64 in [0, 2^62). Their remainders by up to 2^42 are uniform to within 2^-20."""
         if device.type == "cpu":
             return torch.from_numpy(np.random.Generator(self.bits).integers(1 << 62, size=count))
         return torch.randint(1 << 62, (count,), device=device, generator=self.generator(device))
@@ -125,7 +124,7 @@ class Randomness:
         width = 1 / max(count, 1)
         if self._slice_starts is None or len(self._slice_starts) != count or self._slice_starts.device != device:
             self._slice_starts = torch.linspace(2.0**-60, 1 - width, count, dtype=torch.float64, device=device)
-        # Slightly less than the width of a slice, so that no sum is rounded to more than 1.
+        # The factor is slightly less than the width of a slice, so that no sum is rounded to more than 1.
         return torch.add(self._slice_starts, self.uniform(count, device), alpha=(1 - 2**-50) * width)
 
     def generator(self, device: torch.device) -> torch.Generator:

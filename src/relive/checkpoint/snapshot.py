@@ -106,27 +106,25 @@ class SnapshotReader:
             got = f"{spec[0]} of shape {spec[1]}"
         return Node(f"{self._arrays.where}: {self._prefix}{name}", got)
 
-    def require(self, name: str, leading: tuple[int | range | None, ...], *, only_leading: bool = True) -> ArraySpec:
-        """Return the spec of an array; raise unless it has these leading axes (`only_leading=False`: exactly these).
+    def require(
+        self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype | None = None, *,
+        only_leading: bool = False,
+    ) -> None:  # fmt: skip
+        """Raise unless an array has this shape (`only_leading`: these leading axes) and dtype (None: any).
 
         The length of an axis may be given exactly, as a range, or as None for any. The array is not read.
         """
         spec = self.spec(name)
-        shape = () if spec is None else spec[1]
-        has_axes = len(shape) >= len(leading) if only_leading else len(shape) == len(leading)
-        if spec is not None and has_axes and all(map(_matches, shape, leading)):
-            return spec
-        shape = tuple("any" if length is None else length for length in leading)
-        raise self.array_node(name).error(f"an array of {'leading ' if only_leading else ''}shape {shape}")
-
-    def require_spec(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> None:
-        """Raise unless an array has this dtype and shape. The array is not read."""
-        if self.require(name, shape, only_leading=False)[0] != dtype:
+        got = () if spec is None else spec[1][: len(shape)] if only_leading else spec[1]
+        if spec is None or len(got) != len(shape) or not all(map(_matches, got, shape)):
+            lengths = tuple("any" if length is None else length for length in shape)
+            raise self.array_node(name).error(f"an array of {'leading ' if only_leading else ''}shape {lengths}")
+        if dtype not in (None, spec[0]):
             raise self.array_node(name).error(f"{dtype}")
 
     def read_array(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
         """Read an array that must have this dtype and shape."""
-        self.require_spec(name, shape, dtype)
+        self.require(name, shape, dtype)
         return self.tensor(name)
 
     def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:

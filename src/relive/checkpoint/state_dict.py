@@ -1,13 +1,13 @@
 """`state_dict`, `copy.deepcopy` and `pickle` of buffers, built on their snapshots.
 
-A pickle contains bytes of arrays, JSON, the class, the sampler, and the attributes that a subclass has added.
+A pickle contains the arrays as bytes, JSON, the class, the sampler, and the attributes that a subclass has added.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn
@@ -25,10 +25,10 @@ from relive.storage.codec import Arrays, Node, arrays_in_memory, tensor_bytes, w
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
-"""Settings that may differ between a state and its buffer: the state itself is verified."""
+"""Settings of a saved buffer that `load_state_dict` does not compare: it verifies the state itself."""
 
-Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
-"""Arrays as dtypes, shapes and bytes: the pickler of torch would move their memory to shared memory."""
+PackedArrays = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
+"""Dtype, shape and bytes of each array. A pickled tensor would be moved to shared memory by torch."""
 
 
 class StateDictMixin:
@@ -41,7 +41,7 @@ class StateDictMixin:
     rows: Callable[[], Any]
     check: Callable[[], None]
     _checkpoints: dict[Any, Any]
-    """The checkpoints that saves continue, by folder; missing before the first save or load."""
+    """Checkpoints that the next saves continue, by folder; missing before the first save or load."""
     _loop_over: str
     """Remedy in the error for a loop over the buffer."""
 
@@ -61,28 +61,40 @@ class StateDictMixin:
 
         The state is verified before anything is replaced. An invalid state raises a SchemaError and changes nothing.
         """
-        with self._lock, _as_schema_error():
-            snapshot = _parse_state(state)
-            _require_equal_settings(self.config(), snapshot.config)
-            trial = _build_buffer(snapshot, _buffer_class(self), self.config(), sampler=_settings(self).get("sampler"))
-            trial.check()
-            for root, previous in vars(self).get("_checkpoints", {}).items():
-                # The saved rows are no longer those of the buffer: the next save writes all rows.
-                self._checkpoints[root] = previous.without_rows()
-            with getattr(self, "_refilled", nullcontext)():
-                complete(partial(_fill, snapshot, self))
+        with self._lock:
+            try:
+                snapshot, config = _parse_state(state), self.config()
+                for name, value in config.items():
+                    other = snapshot.config.get(name)
+                    if name not in _VARIABLE_SETTINGS and other != value:
+                        remedy = "Make the buffer with the settings of the saved buffer."
+                        raise SchemaError(explain(f"load_state_dict: {name}", value, other, remedy))
+                trial = _build_buffer(snapshot, _buffer_class(self), config, sampler=_settings(self).get("sampler"))
+                trial.check()
+                for root, previous in vars(self).get("_checkpoints", {}).items():
+                    # The next save must write all rows, because the buffer loses those that were saved.
+                    self._checkpoints[root] = previous.without_rows()
+                with getattr(self, "_refilled", nullcontext)():
+                    complete(partial(_fill, snapshot, self))
+            except (CheckpointError, InvariantError) as error:
+                raise SchemaError(f"load_state_dict: {error}") from error
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:
-            snapshot = _take_snapshot(self)
+            snapshot = _snapshot_for_copy(self)
             new = memo[id(self)] = _build_buffer(snapshot, _buffer_class(self), snapshot.config, **_settings(self))
             attributes = _added_attributes(self)
-        return _as_class(new, type(self), copy.deepcopy(attributes, memo))
+        new.__class__ = type(self)
+        vars(new).update(copy.deepcopy(attributes, memo))
+        return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _refuse_spawning(self)
+        if get_spawning_popen() is not None:
+            where = f"starting a process with a {type(self).__name__}"
+            remedy = "Pass handle() of a buffer in Memory.shared(), or save() it and load it."
+            raise TypeError(explain(where, "a handle", "the buffer itself", remedy))
         with self._lock:
-            snapshot = _take_snapshot(self)
+            snapshot = _snapshot_for_copy(self)
             parts = snapshot.config, snapshot.values, pack(snapshot.arrays), pack(snapshot.columns)
             return _unpickled, (type(self), _buffer_class(self), _settings(self), *parts), _added_attributes(self)
 
@@ -94,11 +106,12 @@ class StateDictMixin:
         expected, got = "a loop over the result of one of its methods", "a loop over the buffer"
         raise TypeError(explain(type(self).__name__, expected, got, self._loop_over))
 
-    __getitems__ = __iter__  # the DataLoader of torch calls this method for a batch
+    # The DataLoader of torch calls `__getitems__` for a batch.
+    __getitems__ = __iter__
 
 
-def _take_snapshot(buffer: Any) -> Snapshot:
-    """Take a snapshot for a copy; raise for shared and disk memory."""
+def _snapshot_for_copy(buffer: Any) -> Snapshot:
+    """Take a snapshot; raise for shared and disk memory, which cannot be copied."""
     snapshot = Snapshot.of(buffer)
     memory = snapshot.values.get("memory", {}).get("name", "own")
     if memory in ("shared", "disk"):
@@ -109,18 +122,19 @@ def _take_snapshot(buffer: Any) -> Snapshot:
 
 
 def _parse_state(state: Any) -> Snapshot:
-    """Make a snapshot of an untrusted state dict."""
+    """Return an untrusted state dict as a snapshot."""
     names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
     if names != list(_STATE_KEYS) or not all(isinstance(state[name], Mapping) for name in _STATE_KEYS):
         got = names if names != list(_STATE_KEYS) else [type(state[name]).__name__ for name in _STATE_KEYS]
         remedy = "Pass the result of state_dict()."
         raise SchemaError(explain("load_state_dict", f"dicts of the parts {list(_STATE_KEYS)}", got, remedy))
-    return _snapshot(*(state[name] for name in ("config", "values", "arrays", "rows")))
+    return _make_snapshot(*(state[name] for name in ("config", "values", "arrays", "rows")))
 
 
-def _snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, columns: Arrays) -> Snapshot:
-    empty = torch.zeros(0, dtype=torch.int64, device="cpu")  # unused bounds: the state contains those of the rows
-    return Snapshot(config, values, arrays, Rows(columns, empty, empty))
+def _make_snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, columns: Arrays) -> Snapshot:
+    # `_fill` copies whole columns and does not use the bounds of the rows.
+    no_bounds = torch.zeros(0, dtype=torch.int64, device="cpu")
+    return Snapshot(config, values, arrays, Rows(columns, no_bounds, no_bounds))
 
 
 def _build_buffer(snapshot: Snapshot, kind: Any, config: dict[str, Any], **changes: Any) -> Any:
@@ -146,24 +160,17 @@ def _buffer_class(buffer: Any) -> Any:
 
 
 def _settings(buffer: Any) -> dict[str, Any]:
-    """Return the settings outside the config: a custom sampler, and pinned memory."""
+    """Return the settings that a config does not contain: a custom sampler, and pinned memory."""
     sampler = {"sampler": buffer.settings.sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
     return sampler | ({"device": Memory.pinned()} if is_pinned else {})
 
 
 def _added_attributes(buffer: Any) -> dict[str, Any]:
-    """Return the attributes that a subclass or a caller has added to a buffer."""
+    """Return the attributes that a plain buffer lacks: those of a subclass or of a caller."""
     saved = Snapshot.of(buffer).reader()
     plain = _buffer_class(buffer).from_config(saved.config, saved, **{**_settings(buffer), "device": "meta"})
     return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}
-
-
-def _as_class(buffer: Any, kind: type, attributes: dict[str, Any]) -> Any:
-    """Turn a new buffer into one of a subclass, with its additional attributes."""
-    buffer.__class__ = kind
-    vars(buffer).update(attributes)
-    return buffer
 
 
 def _unpickled(
@@ -172,21 +179,25 @@ def _unpickled(
     settings: dict[str, Any],
     config: dict[str, Any],
     values: dict[str, Any],
-    *parts: Packed,
+    *parts: PackedArrays,
 ) -> Any:
     """Make a buffer from its pickle. Pickles refer to this function by its name."""
     arrays, rows = map(unpack, parts)
-    new = _build_buffer(_snapshot(config, values, arrays, rows), buffer_class, config, **settings)
+    new = _build_buffer(_make_snapshot(config, values, arrays, rows), buffer_class, config, **settings)
     new.check()
-    return _as_class(new, kind, {})
+    new.__class__ = kind
+    return new
 
 
-def pack(arrays: Arrays) -> Packed:
+def pack(arrays: Arrays) -> PackedArrays:
     """Convert arrays for a pickle."""
-    return {name: (dtype_name(x.dtype), tuple(x.shape), _copy_bytes(x)) for name, x in arrays.items()}
+    return {
+        name: (dtype_name(x.dtype), tuple(x.shape), np.frombuffer(tensor_bytes(x), np.uint8).copy())
+        for name, x in arrays.items()
+    }
 
 
-def unpack(arrays: Packed) -> Arrays:
+def unpack(arrays: PackedArrays) -> Arrays:
     """Restore arrays, the inverse of `pack`."""
     tensors = {
         name: torch.empty(shape, dtype=DTYPES_BY_NAME[dtype], device="cpu")
@@ -199,7 +210,8 @@ def unpack(arrays: Packed) -> Arrays:
 
 def pack_state(buffer: StateDictMixin) -> dict[str, Any]:
     """Return the `state_dict` of a buffer, for the pickle of an object that contains the buffer."""
-    with buffer._lock:  # the tensors share the memory of the buffer
+    # Until they are packed, the tensors share the memory of the buffer.
+    with buffer._lock:
         state = buffer.state_dict()
         return {**state, "rows": pack(state["rows"]), "arrays": pack(state["arrays"])}
 
@@ -207,29 +219,3 @@ def pack_state(buffer: StateDictMixin) -> dict[str, Any]:
 def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
     """Restore the result of `pack_state`."""
     buffer.load_state_dict({**state, "rows": unpack(state["rows"]), "arrays": unpack(state["arrays"])})
-
-
-def _copy_bytes(tensor: torch.Tensor) -> np.ndarray:
-    return np.frombuffer(tensor_bytes(tensor), np.uint8).copy()
-
-
-def _refuse_spawning(buffer: Any) -> None:
-    if get_spawning_popen() is not None:
-        name, remedy = type(buffer).__name__, "Pass handle() of a buffer in Memory.shared(), or save() it and load it."
-        raise TypeError(explain(f"starting a process with a {name}", "a handle", "the buffer itself", remedy))
-
-
-def _require_equal_settings(config: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for name, value in config.items():
-        if name not in _VARIABLE_SETTINGS and other.get(name) != value:
-            remedy = "Make the buffer with the settings of the saved buffer."
-            raise SchemaError(explain(f"load_state_dict: {name}", value, other.get(name), remedy))
-
-
-@contextmanager
-def _as_schema_error() -> Iterator[None]:
-    """Turn errors of the body into SchemaErrors."""
-    try:
-        yield
-    except (CheckpointError, InvariantError) as error:
-        raise SchemaError(f"load_state_dict: {error}") from error

@@ -362,7 +362,7 @@ class HostRing:
 def load_ring(ring: Ring, saved: SnapshotReader) -> None:
     """Restore a ring of the same size."""
     for name, (shape, dtype) in Ring.forms(ring.slots, ring.num_envs).items():
-        saved.require_spec(name, shape, dtype)
+        saved.require(name, shape, dtype)
     check_ring(*(saved.tensor(name) for name in ("kind", "head", "count", "floor")))
     saved.copy_into(ring.state)
 

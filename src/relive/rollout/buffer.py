@@ -472,7 +472,7 @@ class RolloutBuffer(StateDictMixin):
         schema = rollout_schema(*(arguments[name] for name in (*_DECLARED_FIELDS, "extra")))
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
         for i, field in enumerate(schema.fields):  # checked first: an untrusted size must not allocate memory
-            saved.require_spec(f"rows.column{i}", (*rows, *field.shape), field.dtype)
+            saved.require(f"rows.column{i}", (*rows, *field.shape), field.dtype)
         return cls(**arguments)
 
     def config(self) -> dict[str, Any]:

@@ -316,7 +316,7 @@ class Storage:
             if path[0] in self.schema.names and path[0] not in self.omitted:
                 raise entry.error("a name of its own")
             if path not in declared_leaves:  # otherwise it is an optional field, whose declared leaf is used
-                saved.require(f"attached{i}", (self._num_rows, self.num_envs))
+                saved.require(f"attached{i}", (self._num_rows, self.num_envs), only_leading=True)
                 declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = declared_leaves[path]
 

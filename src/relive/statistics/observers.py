@@ -185,7 +185,7 @@ def saved_observers(config: Node, saved: SnapshotReader, num_envs: int | None) -
     norms: dict[Path, RunningNorm] = {}
     for i, node in enumerate(config.entry("norm").items()):
         path, shape, eps, clip = node.parts(4)
-        saved.require(f"norm{i}.mean", shape.shape())
+        saved.require(f"norm{i}.mean", shape.shape(), only_leading=True)
         max_value = clip.optional()
         norms[parse_path(path)] = RunningNorm(
             shape.shape(), eps=eps.number(), clip=None if max_value is None else max_value.number()
@@ -194,8 +194,8 @@ def saved_observers(config: Node, saved: SnapshotReader, num_envs: int | None) -
     if node is None:
         return {"stats": None, "norm": norms}
     window = node.entry("window").integer(1, 1 << 32)
-    saved.require("stats.ring", (window + 1,))
-    saved.require("stats.open", (None, num_envs or 1), only_leading=False)
+    saved.require("stats.ring", (window + 1,), only_leading=True)
+    saved.require("stats.open", (None, num_envs or 1))
     metrics, reasons = ([name.text() for name in node.entry(key).items()] for key in ("metrics", "reasons"))
     return {"stats": EpisodeStats(num_envs, window, metrics, reasons), "norm": norms}
 
