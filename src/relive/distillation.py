@@ -109,7 +109,7 @@ class DistillationBuffer(StateDictMixin):
             trees["action"] = declare_caller_fields("action", action)
         trees |= {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
-        self._allocator = self._memory.own("DistillationBuffer")
+        self._allocator = self._memory.open_own_memory("DistillationBuffer")
         self.device = torch.empty(0, device=self._memory.device).device  # "cuda" becomes "cuda:0"
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
@@ -440,7 +440,7 @@ class DistillationBuffer(StateDictMixin):
         if len(windows) > 1:
             edges = torch.tensor([part for _, part in windows], dtype=torch.float64, device=self.device).cumsum(0)
             oldest = oldest[torch.bucketize(self._random.uniform(count, self.device), edges[:-1], right=True)]
-        return oldest + self._random.below(self._ring.head - oldest, count)
+        return oldest + self._random.integers_below(self._ring.head - oldest, count)
 
     def _check_out(self, out: lazy.TensorDict | None, count: int) -> list[torch.Tensor] | None:
         """Return the checked tensors of `out`, for a batch of `count` rows; None without `out`."""

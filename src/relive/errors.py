@@ -101,9 +101,9 @@ def warn_user(message: str, category: type[Warning] = DataWarning) -> None:
 _TAMPERED_REMEDY = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
 
 
-def verify(holds: object, where: str, expected: object, got: object) -> None:
-    """Raise an InvariantError unless `holds` is true."""
-    if not holds:
+def verify(condition: object, where: str, expected: object, got: object) -> None:
+    """Raise an InvariantError unless `condition` is true."""
+    if not condition:
         raise InvariantError(explain(where, expected, got, _TAMPERED_REMEDY))
 
 

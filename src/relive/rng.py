@@ -39,7 +39,7 @@ class Randomness:
         """Capsule of `bits` for the native core."""
         self._devices: dict[torch.device, torch.Generator] = {}
         self._slice_starts: torch.Tensor | None = None
-        """Starts of the slices of the last call of `slices`."""
+        """Starts of the slices of the last call of `uniform_in_slices`."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the position in the stream, as values and arrays of a `State`."""
@@ -99,11 +99,11 @@ class Randomness:
         for device, generator in self._devices.items():
             verify(generator.device == device, "generator", f"one of {device}", f"one of {generator.device}")
 
-    def seed(self) -> int:
+    def draw_seed(self) -> int:
         """Draw a seed for another stream."""
         return int(self.bits.random_raw()) >> 1
 
-    def below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
+    def integers_below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
         """Draw `count` uniform int64 in [0, bound), on the device of `bound`, without synchronising."""
         return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
 
@@ -119,7 +119,7 @@ class Randomness:
             return torch.from_numpy(np.random.Generator(self.bits).random(count))
         return torch.rand(count, dtype=torch.float64, device=device, generator=self.generator(device))
 
-    def slices(self, count: int, device: torch.device) -> torch.Tensor:
+    def uniform_in_slices(self, count: int, device: torch.device) -> torch.Tensor:
         """Draw one float64 in each of `count` equal slices of (0, 1), in order."""
         width = 1 / max(count, 1)
         if self._slice_starts is None or len(self._slice_starts) != count or self._slice_starts.device != device:
@@ -130,7 +130,7 @@ class Randomness:
     def generator(self, device: torch.device) -> torch.Generator:
         if device not in self._devices:
             generator = torch.Generator(device)
-            generator.manual_seed(self.seed())
+            generator.manual_seed(self.draw_seed())
             self._devices[device] = generator
         return self._devices[device]
 

@@ -44,7 +44,7 @@ def stopped(hold: Any, argument: Any) -> Iterator[None]:
 
 
 def hold_folder(root: Path, told: Any) -> None:
-    with Files(root).locked(exclusive=True):
+    with Files(root).hold_lock(exclusive=True):
         told.send("taken")
         time.sleep(600)
 

@@ -27,17 +27,17 @@ from relive.storage.codec import (
     ArrayInfo,
     ArraySource,
     Node,
+    add_checksum,
     arrays_from_json,
     arrays_in_file,
     arrays_to_json,
+    choose_reader,
     folder_format,
     from_json,
     parse_folder_format,
     parse_format,
-    reader_for,
     require_first_line,
     to_json,
-    with_checksum,
 )  # fmt: skip
 from relive.storage.files import FOLDERS, Files, convert_read_errors, is_read_error, make_read_error
 
@@ -47,7 +47,7 @@ _LINEAGE_PATTERN = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class FileInfo:
-    """Name, arrays and checksums of an immutable file."""
+    """Name, arrays and checksums of a state or segment file, which never changes."""
 
     name: str
     arrays: tuple[ArrayInfo, ...]
@@ -61,11 +61,11 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of one checkpoint."""
+    """Description of one checkpoint: the contents of its file in the folder manifests."""
 
     number: int
     lineage: str
-    """Random id, shared by checkpoints that continue each other."""
+    """Random id that all checkpoints of one run of saves have."""
     kind: str
     config: dict[str, Any]
     """Constructor arguments of the buffer, as JSON."""
@@ -97,7 +97,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "state": _file_to_json(manifest.state),
         "segments": [_file_to_json(file) for file in manifest.segments],
     }
-    return with_checksum(to_json(document))
+    return add_checksum(to_json(document))
 
 
 def _file_to_json(file: FileInfo) -> dict[str, Any]:
@@ -169,20 +169,22 @@ class Archive:
         self.root = root
         self.files = files(root)
         self._uncommitted_files: list[str] = []
-        """Files of the checkpoint that is being saved, until it is committed."""
+        """Files of the current save, which are removed if the save fails."""
 
     @contextmanager
-    def lock_for_saving(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, ManifestSummary]]:
-        """Hold the exclusive lock during a save of about `needed` bytes; yield the existing checkpoints by number.
+    def lock_for_saving(
+        self, nbytes: int, check_newest: Callable[[Manifest], None]
+    ) -> Iterator[dict[int, ManifestSummary]]:
+        """Hold the exclusive lock during a save of about `nbytes` bytes; yield the existing checkpoints by number.
 
-        `require` may refuse the newest checkpoint by raising, before anything is changed. Files of interrupted saves
-        are removed, and those of this save if the body raises.
+        `check_newest` may refuse the newest checkpoint by raising, before anything is changed. Files of interrupted
+        saves are removed, and those of this save if the body raises.
         """
         try:
             self._refuse_foreign()
             self.files.make_root()
-            with self.files.locked(exclusive=True):
-                summaries = self._read_summaries(require)
+            with self.files.hold_lock(exclusive=True):
+                summaries = self._read_summaries(check_newest)
                 self._remove_saved("tmp", set())
                 if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
                     self._write_atomically("FORMAT", [folder_format("checkpoint")])
@@ -192,10 +194,10 @@ class Archive:
                     self._discard()
                     raise
         except OSError as error:
-            raise self._save_error(error, needed) from error
+            raise self._save_error(error, nbytes) from error
 
-    def _read_summaries(self, require: Callable[[Manifest], None]) -> dict[int, ManifestSummary]:
-        """Return the checkpoints with valid manifests, newest first, after passing the newest to `require`."""
+    def _read_summaries(self, check_newest: Callable[[Manifest], None]) -> dict[int, ManifestSummary]:
+        """Return the checkpoints with valid manifests, newest first, after passing the newest to `check_newest`."""
         summaries: dict[int, ManifestSummary] = {}
         for number in reversed(self.numbers()):
             try:
@@ -203,7 +205,7 @@ class Archive:
             except CheckpointError:
                 continue
             if not summaries:
-                require(manifest)
+                check_newest(manifest)
             summaries[number] = ManifestSummary(manifest.lineage, manifest.files)
         return summaries
 
@@ -228,18 +230,18 @@ class Archive:
             got = f"{next(name for name in names if name != 'tmp/FORMAT')!r} in it"
             raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
 
-    def _remove_saved(self, folder: str, needed: set[str]) -> None:
-        """Remove the files of saves in a folder, except those in `needed`."""
+    def _remove_saved(self, folder: str, needed_names: set[str]) -> None:
+        """Remove the files of saves in a folder, except those in `needed_names`."""
         for name in self.files.regular_names(folder):
-            if _SAVED_FILE_PATTERNS[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
+            if _SAVED_FILE_PATTERNS[folder].fullmatch(name) and f"{folder}/{name}" not in needed_names:
                 self.files.remove(f"{folder}/{name}")
 
-    def _save_error(self, error: OSError, needed: int) -> CheckpointError:
+    def _save_error(self, error: OSError, nbytes: int) -> CheckpointError:
         where = f"save to {self.root}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             remedy = "Free disk space, or save elsewhere; the previous checkpoint is intact."
             got = f"{self.files.free_bytes():,} bytes free ({error.strerror})"
-            return CheckpointError(explain(where, f"room for about {needed:,} bytes", got, remedy))
+            return CheckpointError(explain(where, f"room for about {nbytes:,} bytes", got, remedy))
         remedy = "Check that the folder can be written; the previous checkpoint is intact."
         return CheckpointError(explain(where, "a writable folder", error, remedy))
 
@@ -307,23 +309,31 @@ class Archive:
         """
         try:
             numbers = self.numbers()
-            unread = {number for number in numbers if number not in summaries}
+            unread_numbers = {number for number in numbers if number not in summaries}
             # A manifest that is readable again needs files that `summaries` lacks: nothing can be removed safely.
-            if any(map(self._is_valid, unread)):
+            if any(map(self._is_valid, unread_numbers)):
                 return
             lineage_numbers = [
-                number for number in numbers[::-1] if number not in unread and summaries[number].lineage == lineage
+                number
+                for number in numbers[::-1]
+                if number not in unread_numbers and summaries[number].lineage == lineage
             ]
-            removed = unread | set(lineage_numbers) - set(islice(filter(self._is_valid, lineage_numbers), keep))
-            needed = {name for number in summaries if number not in removed for name in summaries[number].files}
+            removed_numbers = unread_numbers | set(lineage_numbers) - set(
+                islice(filter(self._is_valid, lineage_numbers), keep)
+            )
+            needed_names = {
+                name for number in summaries if number not in removed_numbers for name in summaries[number].files
+            }
             matches = {name: _MANIFEST_PATTERN.fullmatch(name) for name in self.files.regular_names("manifests")}
-            removed_names = [name for name, match in matches.items() if match is not None and int(match[1]) in removed]
+            removed_names = [
+                name for name, match in matches.items() if match is not None and int(match[1]) in removed_numbers
+            ]
             for name in removed_names:
                 self.files.remove(f"manifests/{name}")
             if removed_names:
                 self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
-                self._remove_saved(folder, needed)
+                self._remove_saved(folder, needed_names)
         except OSError:
             return
 
@@ -345,15 +355,15 @@ class Archive:
             return False
 
     def _write_atomically(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        self.files.place(f"tmp/{name.replace('/', '-')}", name, parts)
+        self.files.write_atomically(f"tmp/{name.replace('/', '-')}", name, parts)
         if "/" not in name:
             self.files.sync_folder("")
 
     @contextmanager
     def lock_for_loading(self) -> Iterator[None]:
-        """Hold the shared lock during a load: no save removes files meanwhile."""
+        """Hold the shared lock during a load, so that no save removes files."""
         try:
-            with self.files.locked(exclusive=False):
+            with self.files.hold_lock(exclusive=False):
                 self._require_format()
                 yield
         except FileNotFoundError:
@@ -390,7 +400,7 @@ class Archive:
                 explain(place, f"at most {MAX_JSON_BYTES} bytes", "a longer file", "Copy it again.")
             )
         version = parse_format(name, data.partition(b"\n")[0])
-        return reader_for(name, version, READERS)(name, data, number)
+        return choose_reader(name, version, READERS)(name, data, number)
 
     def exists(self, number: int) -> bool:
         """Whether a manifest with this number exists, valid or not."""
@@ -414,7 +424,7 @@ class Archive:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
     def state_arrays(self, file: FileInfo) -> ArraySource:
-        """Return a source of the arrays of a file in the folder state."""
+        """Return the arrays of a state file. Each is read and verified when it is requested."""
         name = f"state/{file.name}"
         # Index and bytes of the last chunk, which is kept because most arrays are smaller than a chunk.
         cached_chunk = -1, b""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from os import PathLike
@@ -110,7 +110,10 @@ def load_folder(
     files: type[Files] = Files,
     accept: Callable[[Any, SnapshotReader], None] | None = None,
 ) -> Any:
-    """See `load`. `accept(buffer, saved)` checks the loaded buffer, and may raise a CorruptCheckpoint."""
+    """Load a buffer with `options` (device and sampler, which may be None); see `load`.
+
+    `accept(buffer, saved)` checks the loaded buffer, and may raise a CorruptCheckpoint to try an older checkpoint.
+    """
     if is_disk_memory(root):
         _require_class(str(root), kind, "ReplayBuffer")
         for name, value in {"number": number, "device": options["device"]}.items():
@@ -125,14 +128,14 @@ def load_folder(
             return _restore(archive, number, kind, options, accept)
         # Messages instead of errors: the tracebacks of errors would keep loaded data alive.
         messages: list[str] = []
-        damaged: set[int] = set()
+        damaged_numbers: set[int] = set()
         for candidate in _iter_candidates(archive):
             try:
-                buffer = _restore(archive, candidate, kind, options, accept, frozenset(damaged))
+                buffer = _restore(archive, candidate, kind, options, accept, frozenset(damaged_numbers))
             except CorruptCheckpoint as error:
                 messages.append(str(error))
                 if not is_read_error(error):
-                    damaged.add(candidate)
+                    damaged_numbers.add(candidate)
                 continue
             for message in messages:
                 warnings.warn(
@@ -160,11 +163,11 @@ def _iter_candidates(archive: Archive) -> Iterator[int]:
 
 def _restore(
     archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Callable[..., None] | None,
-    damaged: frozenset[int] = frozenset(),
+    damaged_numbers: frozenset[int] = frozenset(),
 ) -> Any:  # fmt: skip
     """Load one checkpoint; `options` (device, sampler) that are not None override its settings, with warnings.
 
-    `damaged` are the numbers of newer checkpoints, which the next save of the buffer ignores.
+    The next save of the buffer ignores the newer checkpoints `damaged_numbers`.
     """
     where = manifest_file(number)
     with _prefix_file_name(where):
@@ -192,7 +195,7 @@ def _restore(
         except InvariantError as error:
             # `check()` of the buffer has refused its state.
             raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
-        previous, rows = PreviousSave(manifest.lineage, number, damaged=damaged), buffer.rows()
+        previous, rows = PreviousSave(manifest.lineage, number, damaged_numbers=damaged_numbers), buffer.rows()
         # With another config the rows may be in other slots: then the next save writes all of them.
         if rows is not None and buffer.config() == manifest.config:
             previous = replace(previous, segments=segments, saved_until=rows.stop)
@@ -205,7 +208,7 @@ def _restore(
 
 @contextmanager
 def _prefix_file_name(file: str) -> Iterator[None]:
-    """Prefix the file name to errors of the body that do not contain it."""
+    """Prefix the name of a file to errors of the body that do not contain it."""
     try:
         yield
     except (CorruptCheckpoint, IncompatibleCheckpoint) as error:
@@ -217,11 +220,11 @@ def _prefix_file_name(file: str) -> Iterator[None]:
 def _make_buffer(
     archive: Archive, manifest: Manifest, saved: SnapshotReader, options: dict[str, Any]
 ) -> tuple[Any, list[Segment]]:
-    """Make a buffer, and restore and check its state and rows; return it with the segments of the rows."""
+    """Make a buffer, restore and check its state and rows, and return it with the segments of the rows."""
     buffer = BUFFER_CLASSES[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
     if (rows := buffer.rows()) is not None:
-        # Must precede `load_state`, which writes to the same pages.
+        # Pages must be requested before `load_state` writes to them.
         num_slots = sum(file.arrays[2].shape[0] for file in manifest.segments)
         for column in rows.columns.values():
             request_large_pages(column.flatten(0, 1)[:num_slots])
@@ -236,7 +239,7 @@ def _make_buffer(
 
 
 def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
-    """Read all segments into the rows of a buffer whose state is restored."""
+    """Read all segments into the rows of a buffer whose state was restored before."""
     if rows is None:
         if manifest.segments:
             got = len(manifest.segments)
@@ -245,12 +248,12 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
     total = sum(file.nbytes for file in manifest.segments)
     segments, covered_until, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
-        # A stamp from before the read reveals a change of the file during the read.
+        # The stamp is taken first, so that a change of the file during the read is detected later.
         stamp = archive.stamp(file)
         try:
             first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
-            # Damaged bytes are the true fault: their error replaces this one.
+            # If bytes of the file are damaged, this raises a clearer error.
             archive.verify_segment(file)
             raise
         _require_all(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
@@ -281,19 +284,19 @@ def _read_segment(
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
         _require_all(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         pieces = segment.slot_pieces()
-        is_kept = [None] * len(pieces)
+        masks: Sequence[torch.Tensor | None] = [None] * len(pieces)
         if bool((first < rows.first).any()):
-            # Newer rows use the slots of rows before `rows.first`, which are left out.
+            # Rows before `rows.first` are not stored: newer rows have their slots.
             row, env = segment.row_numbers()
             pieces = segment.flat_slots().split(segment.rows_per_piece)
-            is_kept = (row >= rows.first[env]).split(segment.rows_per_piece)
+            masks = (row >= rows.first[env]).split(segment.rows_per_piece)
         flat_columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
-        num_read = (
-            _fill_piece(reader, flat, piece, kept, where)
+        filled_memory = (
+            _fill_piece(reader, flat, piece, is_kept, where)
             for flat in flat_columns
-            for piece, kept in zip(pieces, is_kept, strict=True)
+            for piece, is_kept in zip(pieces, masks, strict=True)
         )
-        for _ in show_progress(num_read, total, "loading rows"):
+        for _ in show_progress(filled_memory, total, "loading rows"):
             pass
         reader.finish()
     return first, stop
@@ -323,7 +326,10 @@ def _read_bounds(
 def _fill_piece(
     reader: SegmentReader, flat: torch.Tensor, piece: Any, is_kept: torch.Tensor | None, where: str
 ) -> memoryview:
-    """Read the rows `piece` of a column [slots · N, …] from a segment, except those not `is_kept`; return the bytes."""
+    """Read the next bytes of a segment into the slots `piece` of a column [slots · N, …], and return them.
+
+    If there is a mask `is_kept`, other rows are not stored.
+    """
     is_slice = isinstance(piece, slice)
     size = piece.stop - piece.start if is_slice else len(piece)
     block = flat[piece] if is_slice and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
@@ -363,7 +369,7 @@ def _require_class(where: str, kind: type | None, name: str) -> None:
 
 
 def is_disk_memory(root: Path) -> bool:
-    """Whether a folder contains disk memory; False if its file FORMAT is of another kind or damaged."""
+    """Whether a folder contains disk memory; False if its file FORMAT is missing, damaged or of checkpoints."""
     try:
         return holds_disk_memory(Files(root))
     except CorruptCheckpoint as error:

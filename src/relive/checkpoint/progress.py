@@ -13,11 +13,11 @@ _DELAY_SECONDS = 2.0
 
 
 def show_progress(
-    parts: Iterable[Any], total: int, what: str, steps: Callable[[Any], int] | None = None
+    parts: Iterable[Any], total: int, label: str, steps: Callable[[Any], int] | None = None
 ) -> Iterator[Any]:
-    """Yield `parts`. After two seconds a terminal shows how many of `total` bytes, or of `total` steps, are done.
+    """Yield `parts`. After two seconds a terminal shows how many of `total` bytes are done.
 
-    `steps(part)` is the number of steps of a part; None counts its bytes.
+    If `steps` is passed, it returns the number of steps of a part, and `total` is a number of steps.
     """
     start, done, bar = time.monotonic(), 0, None
     try:
@@ -25,7 +25,7 @@ def show_progress(
             yield part
             done += len(part) if steps is None else steps(part)
             if bar is None and time.monotonic() - start > _DELAY_SECONDS and sys.stderr.isatty() and find_spec("rich"):
-                bar = _start_bar(what, total, are_bytes=steps is None)
+                bar = _start_bar(label, total, are_bytes=steps is None)
             if bar is not None:
                 bar[0].update(bar[1], completed=done)
     finally:
@@ -33,7 +33,7 @@ def show_progress(
             bar[0].stop()
 
 
-def _start_bar(what: str, total: int, *, are_bytes: bool) -> Any:
+def _start_bar(label: str, total: int, *, are_bytes: bool) -> Any:
     from rich import progress as rich_progress  # noqa: PLC0415 (imported only when a bar appears)
     from rich.console import Console  # noqa: PLC0415
 
@@ -42,7 +42,7 @@ def _start_bar(what: str, total: int, *, are_bytes: bool) -> Any:
         if are_bytes
         else (rich_progress.MofNCompleteColumn(),)
     )
-    columns = (rich_progress.TextColumn(what), rich_progress.BarColumn(), *counts, rich_progress.TimeRemainingColumn())
+    columns = (rich_progress.TextColumn(label), rich_progress.BarColumn(), *counts, rich_progress.TimeRemainingColumn())
     progress = rich_progress.Progress(*columns, console=Console(stderr=True), transient=True)
     progress.start()
-    return progress, progress.add_task(what, total=total)
+    return progress, progress.add_task(label, total=total)

@@ -1,4 +1,4 @@
-"""Saving: only new rows are written, and old files are removed only after the new checkpoint is complete."""
+"""Saves checkpoints: only new rows are written, and old files are removed after the new checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ class Segment:
 
 @dataclass(frozen=True)
 class PreviousSave:
-    """The checkpoint in a folder that the next save continues: the buffer wrote it, or was loaded from it."""
+    """A checkpoint that the next save into its folder continues: the buffer was saved to it or loaded from it."""
 
     lineage: str
     number: int
     segments: list[Segment] = field(default_factory=list)
     saved_until: torch.Tensor | None = None
     """First unsaved row [N] of each environment; None if no segment exists."""
-    damaged: frozenset[int] = frozenset()
+    damaged_numbers: frozenset[int] = frozenset()
     """Numbers of newer checkpoints that a load has skipped because they were damaged."""
 
     def without_newest_segments(self) -> PreviousSave:
-        """Drop the newest segments that fit into one: the next save writes their rows again as one segment."""
+        """Return a copy without the newest segments, up to the size of one: the next save merges their rows."""
         segments, nbytes = list(self.segments), 0
         while segments and nbytes + segments[-1].file.nbytes <= SEGMENT_BYTES:
             nbytes += segments.pop().file.nbytes
         return replace(self, segments=segments, saved_until=segments[-1].stop if segments else None)
 
     def without_rows(self) -> PreviousSave:
-        """Drop all segments: the next save of this lineage writes all rows."""
+        """Return a copy without segments: the next save of this lineage writes all rows."""
         return replace(self, segments=[], saved_until=None)
 
 
@@ -90,17 +90,17 @@ def save(
     check_positive_int("keep", keep)
     root = Path(path).absolute()
     archive = Archive(root, files)
-    damaged: list[str] = []
+    messages: list[str] = []
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
         kind = type(buffer).__name__
         if BUFFER_CLASSES.get(kind) is not type(buffer):
             remedy = "Save one of these; of an adapter, save its core."
             raise CheckpointError(explain("save", f"one of {', '.join(BUFFER_CLASSES)}", kind, remedy))
-        state = _with_note(Snapshot.of(buffer), note)
+        state = _add_note(Snapshot.of(buffer), note)
         rows = state.rows
-        require = partial(_require_fields, f"save to {root}", kind, state.config)
-        with archive.lock_for_saving(state.nbytes, require) as summaries:
-            previous = _previous_save(buffer, archive, summaries, damaged)
+        check_newest = partial(_require_fields, f"save to {root}", kind, state.config)
+        with archive.lock_for_saving(state.nbytes, check_newest) as summaries:
+            previous = _previous_save(buffer, archive, summaries, messages)
             number, lineage = archive.next_number(), previous.lineage
             is_joining = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
             segments = [] if rows is None else _write_segments(archive, number, rows, previous)
@@ -116,7 +116,7 @@ def save(
                     remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
             archive.remove_old(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
     # Warnings come after the save because a filter may turn them into errors.
-    for message in damaged:
+    for message in messages:
         warnings.warn(
             f"save: a file that was saved before is damaged; all rows are written again. {message}", stacklevel=3
         )
@@ -129,7 +129,7 @@ def save(
     return number
 
 
-def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> Snapshot:
+def _add_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> Snapshot:
     """Add a note to a snapshot."""
     if note is None:
         return state
@@ -142,11 +142,11 @@ def _with_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> S
 
 
 def _previous_save(
-    buffer: Any, archive: Archive, summaries: Mapping[int, ManifestSummary], damaged: list[str]
+    buffer: Any, archive: Archive, summaries: Mapping[int, ManifestSummary], messages: list[str]
 ) -> PreviousSave:
     """Return the checkpoint to continue: the last one of this buffer, unless another buffer has continued it.
 
-    A message is appended to `damaged` if a segment was damaged since.
+    If one of its segments is damaged now, a message is appended to `messages`.
     """
     previous: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
     if previous is None or _is_continued(previous, archive, summaries):
@@ -166,15 +166,15 @@ def _previous_save(
             if stamp != segment.stamp:
                 archive.verify_segment(segment.file)
         except CheckpointError as error:
-            damaged.append(str(error))
+            messages.append(str(error))
             return previous.without_rows()
         segments.append(replace(segment, stamp=stamp))
     return replace(previous, segments=segments)
 
 
 def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[int, ManifestSummary]) -> bool:
-    """Whether another buffer may have continued this checkpoint. A newer manifest that cannot be read now counts."""
-    newer = (n for n in archive.numbers() if n > previous.number and n not in previous.damaged)
+    """Whether another buffer may have continued this checkpoint, perhaps with a manifest that cannot be read now."""
+    newer = (n for n in archive.numbers() if n > previous.number and n not in previous.damaged_numbers)
     return any(summaries[n].lineage == previous.lineage if n in summaries else not archive.is_damaged(n) for n in newer)
 
 
@@ -192,13 +192,13 @@ def _write_segments(archive: Archive, number: int, rows: Rows, previous: Previou
 
 
 def _split_rows(rows: Rows) -> Iterator[Rows]:
-    """Split rows into segments of at most about `SEGMENT_BYTES`, oldest first."""
+    """Split rows into parts of about `SEGMENT_BYTES` at most, oldest first."""
     if not len(rows):
         return
-    longest = int((rows.stop - rows.first).max())
-    pieces = max(-(-rows.nbytes // SEGMENT_BYTES), 1)
-    step = -(-longest // pieces)
-    for start in range(0, longest, step):
+    max_rows = int((rows.stop - rows.first).max())
+    num_parts = max(-(-rows.nbytes // SEGMENT_BYTES), 1)
+    step = -(-max_rows // num_parts)
+    for start in range(0, max_rows, step):
         first = torch.minimum(rows.first + start, rows.stop)
         yield Rows(rows.columns, first, torch.minimum(first + step, rows.stop))
 

@@ -95,8 +95,8 @@ class SnapshotReader:
             if name.startswith(self._prefix)
         }
         if sum(sizes.values()) > max_bytes:
-            largest = max(sizes, key=lambda name: sizes[name])
-            raise self.array_node(largest, f"{sizes[largest]:,}").error(f"at most {max_bytes:,} bytes")
+            largest_name = max(sizes, key=lambda name: sizes[name])
+            raise self.array_node(largest_name, f"{sizes[largest_name]:,}").error(f"at most {max_bytes:,} bytes")
         return {name: self.tensor(name) for name in sizes}
 
     def array_node(self, name: str, got: Any = None) -> Node:
@@ -141,10 +141,10 @@ class SnapshotReader:
             else:
                 target.copy_(array)
 
-    def finish(self, what: str) -> None:
+    def finish(self, part_name: str) -> None:
         """Raise unless every array was requested."""
         if self._unread_names:
-            raise self.array_node(next(iter(self._unread_names))).error(f"no other array than those of a {what}")
+            raise self.array_node(next(iter(self._unread_names))).error(f"no other array than those of a {part_name}")
 
 
 def _matches(length: int, expected: int | range | None) -> bool:
@@ -214,7 +214,7 @@ class Rows:
         first, stop = int(self.first[0]), int(self.stop[0])
         boundaries = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
         runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(boundaries)]
-        return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
+        return [slice(start + i, start + min(i + step, size)) for start, size in runs for i in range(0, size, step)]
 
     @property
     def rows_per_piece(self) -> int:

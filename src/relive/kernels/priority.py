@@ -213,7 +213,7 @@ class _TorchTree:
         if self._is_cpu and not running.total.numpy() > 0:
             return None
         # Points are in (0, total], so the first block whose running sum reaches a point is not empty.
-        points = random.slices(count, self._leaves.device) * running.total
+        points = random.uniform_in_slices(count, self._leaves.device) * running.total
         block = torch.searchsorted(running.ends, points)
         points -= running.starts.index_select(0, block)
         leaf = _find_first_reaching(self._blocks.index_select(0, block).mul_(running.scale), points)

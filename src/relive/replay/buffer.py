@@ -618,7 +618,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Return a context manager to hold while the contents are replaced."""
-        return self._allocator.replacing()
+        return self._allocator.replacing_contents()
 
     def _in_order(self) -> AbstractContextManager[None]:
         """Return a context manager to hold while rows are read from the first to the last."""

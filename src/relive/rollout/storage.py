@@ -40,7 +40,7 @@ class Storage:
         self._num_rows = rows
         layouts = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
         memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts), "num_steps")
-        allocator = memory.own("RolloutBuffer")
+        allocator = memory.open_own_memory("RolloutBuffer")
         self.tensors = tuple(allocator.allocate("column", *layout) for layout in layouts)
         self.device = self.tensors[0].device
         self.has_values = self.device.type != "meta"

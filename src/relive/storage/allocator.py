@@ -1,4 +1,4 @@
-"""The `Allocator` interface, its implementation for the memory of this process, and `Memory`, which chooses one."""
+"""`Memory`, the kind of memory that a user chooses, and `Allocator`, which allocates the arrays of one buffer in it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _HOST_MEMORY = "the free memory of this machine"
 
 
 class Allocator:
-    """Interface that allocates the named arrays of one buffer, and the lock that guards them.
+    """Interface: allocates the named arrays of one buffer, and the lock that guards them.
 
-    The defaults are for memory that ends with the process.
+    The defaults are those of memory that ends with the process.
     """
 
     device: torch.device
@@ -40,35 +40,35 @@ class Allocator:
     persistent = False
     """Whether the arrays outlive this process, which may die in the middle of a step."""
     durable = False
-    """Whether the arrays survive a power loss: rows have checksums, and `before_write` must be called."""
+    """Whether the arrays survive a power loss. Then rows have checksums, and every write begins with `before_write`."""
     reopened = False
-    """Whether the arrays hold earlier contents instead of zeros."""
+    """Whether the arrays have earlier contents instead of zeros."""
     is_open = True
-    """Whether `close` was not called yet."""
+    """False after `close`."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return the array `name`; it may be written in inference mode and outside it."""
         raise NotImplementedError
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
-        """Return a re-entrant lock; it calls `recover` when the last holder died, before the next one continues."""
+        """Return a re-entrant lock, which calls `recover` when it is acquired after a process died while holding it."""
         raise NotImplementedError
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
-        """Recover reopened arrays after the buffer was built; with `resumes` continue the draws of the last commit."""
+        """Recover a buffer that was built with reopened arrays; `resumes` restores its random stream, too."""
 
     def before_write(self, steps: int) -> None:
-        """Called before `steps` steps are written."""
+        """Prepare for a write of `steps` steps."""
 
     def commit(self) -> None:
         """Wait until everything is on the disk."""
 
-    def replacing(self) -> AbstractContextManager[None]:
-        """Context manager for replacing all contents: if the process dies inside, the memory is empty."""
+    def replacing_contents(self) -> AbstractContextManager[None]:
+        """Return a context for replacing all contents: if the process dies inside, the memory is empty."""
         return nullcontext()
 
     def reading_in_order(self) -> AbstractContextManager[None]:
-        """Context manager for reading rows in order instead of randomly."""
+        """Return a context for reading rows in order instead of randomly."""
         return nullcontext()
 
     def close(self) -> None:
@@ -94,18 +94,18 @@ class LocalAllocator(Allocator):
 
 @dataclass(frozen=True)
 class Memory:
-    """A kind of memory, for `device=` of a buffer when it is more than a device.
+    """A kind of memory, for the argument `device` of a buffer.
 
     `Memory.pinned()`, `Memory.shared()` and `Memory.disk(path)` make one.
 
     Args:
         device: the torch device of the tensors.
         is_pinned: whether an accelerator can copy from it asynchronously.
-        allocator: makes the allocator of a buffer with settings but without arrays; None for this process's own
-            memory.
-        free_bytes: returns the number of free bytes; None where the system does not report it.
-        name: the expression that makes it, for messages.
-        free_of: the name of what `free_bytes` counts, for messages.
+        allocator: function that makes the allocator of a buffer with settings but without arrays; None for the own
+            memory of this process.
+        free_bytes: function that returns the number of free bytes, or None where the system does not report it.
+        name: expression that makes this memory, for messages.
+        free_space: description of the bytes that `free_bytes` counts, for messages.
 
     >>> Memory.of("cpu"), Memory.shared()
     (Memory.of('cpu'), Memory.shared())
@@ -116,7 +116,7 @@ class Memory:
     allocator: Callable[[Any], Allocator] | None = None
     free_bytes: Callable[[], int | None] | None = None
     name: str = ""
-    free_of: str = _HOST_MEMORY
+    free_space: str = _HOST_MEMORY
 
     @property
     def is_shared(self) -> bool:
@@ -168,11 +168,11 @@ class Memory:
         return self.name or ("Memory.pinned()" if self.is_pinned else f"Memory.of({str(self.device)!r})")
 
     def open(self, owner: Any) -> Allocator:
-        """Return the allocator of `owner`, a buffer with settings but without arrays."""
+        """Return an allocator for `owner`, a buffer with settings but without arrays."""
         return LocalAllocator(self.device, self.is_pinned) if self.allocator is None else self.allocator(owner)
 
-    def own(self, kind: str) -> Allocator:
-        """Return the allocator of a kind of buffer that supports neither shared nor disk memory; raise for these."""
+    def open_own_memory(self, kind: str) -> Allocator:
+        """Return an allocator for a class of buffers; raise for shared and disk memory, which it does not support."""
         if self.allocator is not None:
             remedy = "Pass a torch device. Only a ReplayBuffer can be in shared or disk memory."
             raise SchemaError(explain("device", f"a torch device for a {kind}", self, remedy))
@@ -182,7 +182,7 @@ class Memory:
         """Raise a MemoryError if `nbytes` do not fit beside the memory that other buffers have reserved.
 
         Pages are allocated when they are written: without this check the process would be killed much later. `where` is
-        the argument that determines the size.
+        the argument of the buffer that determines its size.
         """
         free_bytes = None
         if self.free_bytes is not None:
@@ -190,10 +190,8 @@ class Memory:
         elif self.device.type == "cpu" and (available := available_bytes()) is not None:
             free_bytes = max(available - unwritten_bytes(), 0)
         remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
-        _require_free(nbytes, free_bytes, where, remedy, self.free_of)
+        _require_free(nbytes, free_bytes, where, remedy, self.free_space)
 
-
-# Arrays in anonymous mappings and in mapped files
 
 _MAPPED_BYTES = 1 << 15
 """Arrays of at least this many bytes are mapped: their pages are allocated when they are written."""
@@ -244,17 +242,15 @@ def request_large_pages(array: torch.Tensor) -> None:
     if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE  # `allocate_zeros` reserves whole pages
-    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)  # advice: errors are ignored
+    # `allocate_zeros` reserves whole pages. Errors are ignored: the request is only advice.
+    stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE
+    _madvise(start, stop - start, mmap.MADV_HUGEPAGE)
 
 
 def unwritten_bytes() -> int:
     """Return a lower bound of the bytes that arrays of `allocate_zeros` still need until all pages are written."""
     reserved = sum(list(_mapping_bytes.values()))
     return max(reserved - resident_bytes(), 0) if reserved else 0
-
-
-# Support by the platform, and free memory
 
 
 def require_persistent_memory(where: str, remedy: str, error_class: type[Exception] = SchemaError) -> None:
@@ -283,7 +279,8 @@ def available_bytes() -> int | None:
     try:
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no limit, or no such file
+    except (OSError, ValueError):
+        # The process is in no group with a limit.
         return free_bytes
     return min(free_bytes, limit)
 
@@ -297,14 +294,14 @@ def resident_bytes() -> int:
 
 
 def require_memory(nbytes: int, where: str, remedy: str) -> None:
-    """Raise a MemoryError if the host has fewer free bytes; the system would grant them and kill the process later."""
+    """Raise a MemoryError if the host has fewer free bytes: the system would grant them and kill the process later."""
     if nbytes > _UNCHECKED_BYTES:
         _require_free(nbytes, available_bytes(), where, remedy, _HOST_MEMORY)
 
 
-def _require_free(nbytes: int, free_bytes: int | None, where: str, remedy: str, free_of: str) -> None:
+def _require_free(nbytes: int, free_bytes: int | None, where: str, remedy: str, free_space: str) -> None:
     if free_bytes is not None and nbytes > free_bytes:
-        expected = f"at most {_format_bytes(free_bytes)}, {free_of}"
+        expected = f"at most {_format_bytes(free_bytes)}, {free_space}"
         raise MemoryError(explain(where, expected, _format_bytes(nbytes), remedy))
 
 
@@ -314,27 +311,25 @@ def _format_bytes(nbytes: int) -> str:
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 24 else f"{nbytes:,} bytes"
 
 
-# Lock of a device
-
-
 def stream_lock(device: torch.device) -> Any:
     """Return a re-entrant lock that also orders the work of its holders on a CUDA device.
 
     A holder on another stream makes its stream wait for the stream of the last holder; the host does not wait. During
     graph capture a stream must not wait for others: `torch.cuda.graph` has synchronised before.
     """
-    last: Any = None  # the stream of the last holder
+    last_stream: Any = None
 
-    def follow() -> None:
-        nonlocal last
+    def wait_for_last_stream() -> None:
+        nonlocal last_stream
         stream = torch.cuda.current_stream(device)
-        if stream == last:
+        if stream == last_stream:
             return
-        with torch.cuda.device(device):  # is_current_stream_capturing has no device argument
+        # `is_current_stream_capturing` has no device argument.
+        with torch.cuda.device(device):
             if torch.cuda.is_current_stream_capturing():
                 return
-        if last is not None:
-            stream.wait_stream(last)
-        last = stream
+        if last_stream is not None:
+            stream.wait_stream(last_stream)
+        last_stream = stream
 
-    return kernels.guarded_lock(follow)
+    return kernels.guarded_lock(wait_for_last_stream)

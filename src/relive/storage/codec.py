@@ -47,7 +47,7 @@ _CORRUPT_REMEDY = "Load an older checkpoint, or copy this one again."
 # folder.
 
 
-def with_checksum(body: bytes) -> bytes:
+def add_checksum(body: bytes) -> bytes:
     """Prepend a line with the format and the checksum of `body`."""
     return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
 
@@ -76,7 +76,7 @@ def _match_first_line(where: str, pattern: bytes, first_line: bytes) -> re.Match
     return match
 
 
-def reader_for(where: str, version: int, readers: Mapping[int, Any]) -> Any:
+def choose_reader(where: str, version: int, readers: Mapping[int, Any]) -> Any:
     """Return the reader of a format; raise an IncompatibleCheckpoint for a newer one."""
     if version in readers:
         return readers[version]
@@ -99,7 +99,7 @@ def parse_folder_format(contents: bytes, kind: str, readers: Mapping[int, Any]) 
         place, expected = f"FORMAT, bytes 0 to {len(contents)}", repr(folder_format(kind).decode())
         remedy = "Pass another folder, or copy this one again."
         raise CorruptCheckpoint(explain(place, expected, repr(contents), remedy))
-    reader_for("FORMAT", int(match[1]), readers)
+    choose_reader("FORMAT", int(match[1]), readers)
     return int(match[1])
 
 
@@ -217,10 +217,10 @@ class Node:
             raise self.error(f"text like {pattern.pattern}")
         return self.value
 
-    def one_of(self, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-        """Return a string that is one of `known`."""
-        if not isinstance(self.value, str) or self.value not in known:
-            raise self.error(f"one of {', '.join(known)}")
+    def one_of(self, choices: Mapping[str, Any] | tuple[str, ...]) -> str:
+        """Return a string that is one of `choices`."""
+        if not isinstance(self.value, str) or self.value not in choices:
+            raise self.error(f"one of {', '.join(choices)}")
         return self.value
 
     def optional(self) -> Node | None:

@@ -33,19 +33,19 @@ from relive.storage.codec import (
     MAX_JSON_BYTES,
     Arrays,
     ArraySource,
+    add_checksum,
     array_info,
     arrays_from_json,
     arrays_in_file,
     arrays_to_json,
+    choose_reader,
     folder_format,
     from_json,
     parse_folder_format,
     parse_format,
-    reader_for,
     require_first_line,
     tensor_bytes,
     to_json,
-    with_checksum,
 )  # fmt: skip
 from relive.storage.files import Files, convert_read_errors, is_read_error, make_read_error
 
@@ -106,7 +106,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
         allocator=make_allocator,
         free_bytes=free_bytes,
         name=f"Memory.disk({str(root)!r}{option})",
-        free_of=f"the free space of the disk of {root}",
+        free_space=f"the free space of the disk of {root}",
     )
 
 
@@ -133,7 +133,7 @@ class DiskAllocator(Allocator):
         """Number of rows until the next commit, its latest time, and number of steps until `_start_flush`."""
         self._is_closing = False
         """Whether the last commit declares the buffer closed."""
-        open_files = self._open_files = _OpenFiles(self._files, self._take_lock(), self._arrays, self._commit_files)
+        open_files = self._open_files = _OpenFiles(self._files, self._lock_folder(), self._arrays, self._commit_files)
         weakref.finalize(self, open_files.release)
         self._last_commit: Commit | None = None
         """The commit from which the buffer is recovered; None in a new folder."""
@@ -161,7 +161,7 @@ class DiskAllocator(Allocator):
         self.is_open = False
         complete(self._open_files.release)
 
-    def _take_lock(self) -> int:
+    def _lock_folder(self) -> int:
         try:
             if not self._only_reads:
                 self._refuse_foreign()
@@ -418,8 +418,8 @@ class DiskAllocator(Allocator):
                 continue
             for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
                 # Linux reads only the first bytes of a larger request.
-                for at in range(start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step, _REQUEST_BYTES):
-                    array.memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop * step - at))
+                for offset in range(start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step, _REQUEST_BYTES):
+                    array.memory.madvise(mmap.MADV_WILLNEED, offset, min(_REQUEST_BYTES, stop * step - offset))
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
 
     def _publish(self) -> None:
@@ -428,12 +428,12 @@ class DiskAllocator(Allocator):
             # `_unpublish` has renamed FORMAT.
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
-            self._files.place(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
+            self._files.write_atomically(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
         self._files.sync_folder("")
         self._open_files.is_published = True
 
     @contextmanager
-    def replacing(self) -> Iterator[None]:
+    def replacing_contents(self) -> Iterator[None]:
         had_rows = bool(self._owner.head.any())
         try:
             self._unpublish()
@@ -585,17 +585,17 @@ def dump_commit(document: dict[str, Any], arrays: Arrays, length: int = 0) -> by
     """
     head = to_json({**document, "arrays": arrays_to_json(array_info(name, x) for name, x in arrays.items())})
     contents = b"".join(map(tensor_bytes, arrays.values()))
-    for what, nbytes, max_bytes in (
+    for section, nbytes, max_bytes in (
         ("description", len(head), MAX_JSON_BYTES),
         ("arrays", len(contents), _MAX_COMMIT_BYTES - 2 * MAX_JSON_BYTES),
     ):
         if nbytes > max_bytes:
             remedy = "Declare fewer fields or environments."
-            raise CheckpointError(explain(f"commit: {what}", f"at most {max_bytes} bytes", nbytes, remedy))
-    missing = length - len(with_checksum(b"")) - len(head) - 1 - len(contents)
+            raise CheckpointError(explain(f"commit: {section}", f"at most {max_bytes} bytes", nbytes, remedy))
+    missing = length - len(add_checksum(b"")) - len(head) - 1 - len(contents)
     if missing <= MAX_JSON_BYTES - len(head):
         head += b" " * missing
-    return with_checksum(b"\n".join([head, contents]))
+    return add_checksum(b"\n".join([head, contents]))
 
 
 def _parse_format_1(where: str, first_line: bytes, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
@@ -614,9 +614,9 @@ def _parse_format_1(where: str, first_line: bytes, read_at: Callable[[int, int],
         raise node.entry("arrays").error(f"arrays of {nbytes - arrays_start} bytes")
 
     def fill(offset: int, target: memoryview) -> None:
-        for at in range(0, len(target), CHUNK_BYTES):
-            piece = target[at : at + CHUNK_BYTES]
-            data = read_at(len(piece), arrays_start + offset + at)
+        for start in range(0, len(target), CHUNK_BYTES):
+            piece = target[start : start + CHUNK_BYTES]
+            data = read_at(len(piece), arrays_start + offset + start)
             if len(data) < len(piece):
                 raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
             piece[:] = data
@@ -672,5 +672,5 @@ def _read_commit(files: Files, name: str) -> Commit:
     if nbytes > _MAX_COMMIT_BYTES:
         raise CorruptCheckpoint(explain(name, f"at most {_MAX_COMMIT_BYTES} bytes", nbytes, "Copy it again."))
     first_line = read_at(MAX_FIRST_LINE_BYTES, 0).partition(b"\n")[0]
-    reader = reader_for(name, parse_format(name, first_line), READERS)
+    reader = choose_reader(name, parse_format(name, first_line), READERS)
     return reader(name, first_line, read_at, nbytes)

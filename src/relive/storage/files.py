@@ -111,7 +111,7 @@ class Files:
         with self._folder(old_folder) as source, self._folder(new_folder) as target:
             os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
-    def place(self, temporary: str, name: str, parts: Iterable[memoryview | bytes]) -> None:
+    def write_atomically(self, temporary: str, name: str, parts: Iterable[memoryview | bytes]) -> None:
         """Write a file atomically: write a temporary file, wait until it is on the disk, and rename it."""
         file = self.create(temporary)
         try:
@@ -271,7 +271,7 @@ class Files:
         return disk.f_bavail * disk.f_frsize
 
     @contextmanager
-    def locked(self, *, exclusive: bool) -> Iterator[None]:
+    def hold_lock(self, *, exclusive: bool) -> Iterator[None]:
         """Hold the lock of the root: exclusive for a save, shared for a load, which a save must not disturb.
 
         The system releases the lock when the process dies.

@@ -22,12 +22,12 @@ from relive.storage.allocator import Allocator, Memory, require_persistent_memor
 
 _DIGEST_BYTES = 32
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
-"""Constants of Linux, which `fcntl` lacks elsewhere. The seals forbid to shrink, grow or unseal a file."""
+"""Commands and flags of Linux, which `fcntl` lacks elsewhere. Sealed files can be neither resized nor unsealed."""
 
 
 @dataclass(frozen=True)
 class SharedAddress:
-    """Address of shared memory for other processes: the open files of a process that uses it."""
+    """Address of shared memory for other processes: the open files of one process that uses the memory."""
 
     token: str
     process: int
@@ -49,7 +49,7 @@ class SharedAddress:
 
 
 class SharedAllocator(Allocator):
-    """Allocates one anonymous file per array. The system frees them when the last process that uses them ends."""
+    """Allocates one anonymous file per array. The system frees a file when the last process that uses it ends."""
 
     device = torch.device("cpu")
     name = "shared"
@@ -78,7 +78,8 @@ class SharedAllocator(Allocator):
         else:
             file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._files[name] = file
-            os.posix_fallocate(file, 0, nbytes)  # allocate all pages now: a missing page would kill the process later
+            # A page that cannot be allocated later would kill the process.
+            os.posix_fallocate(file, 0, nbytes)
             _control_seals(file, _ADD_SEALS, _SEALS)
         return tensor_from_mapping(mmap.mmap(file, nbytes), shape, dtype)
 
@@ -97,7 +98,7 @@ def _require_support() -> None:
 
 
 def _open_file(address: SharedAddress, name: str) -> int:
-    """Open a file of another process. The name of the file is verified: process numbers are reused."""
+    """Open a file of another process, and verify the name of the file, because process numbers are reused."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -120,7 +121,7 @@ def _control_seals(file: int, command: int, seals: int = 0) -> int:
 
 
 def _require_size(file: int, name: str, nbytes: int) -> None:
-    """Raise unless a file has the size of its array and is sealed: reading beyond its end kills the process."""
+    """Raise unless a file has the size of its array and is sealed: reading beyond the end would kill the process."""
     size, seals = os.fstat(file).st_size, _control_seals(file, _GET_SEALS)
     if size != nbytes or seals & _SEALS != _SEALS:
         got = f"{size} bytes" if size != nbytes else f"a file that can be shortened (seals {seals})"
@@ -138,14 +139,15 @@ def _checksum_settings(owner: Any) -> torch.Tensor:
 
 
 def _describe_sampler(sampler: Any) -> tuple[str, Any]:
-    """Return the class of a sampler and its plain settings. Functions are left out: they differ between processes."""
+    """Return the class of a sampler and its plain settings, without functions, which differ between processes."""
     plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
     inner = {name: _describe_sampler(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "bind")}
     return type(sampler).__name__, (plain, inner)
 
 
 def _close_descriptors(files: dict[str, int], owner: int) -> None:
-    if os.getpid() != owner:  # a forked child, which has its own descriptors
+    # A forked child has its own descriptors.
+    if os.getpid() != owner:
         return
     for file in files.values():
         with contextlib.suppress(OSError):

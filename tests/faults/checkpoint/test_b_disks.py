@@ -113,9 +113,9 @@ def test_files_are_removed_only_by_the_one_that_holds_the_lock(tmp_path: Path) -
     held: list[bool] = []
 
     class Watching(Files):
-        def locked(self, *, exclusive: bool) -> Any:
+        def hold_lock(self, *, exclusive: bool) -> Any:
             held.append(exclusive)
-            context = super().locked(exclusive=exclusive)
+            context = super().hold_lock(exclusive=exclusive)
             end = context.__exit__
 
             class Held:
@@ -141,7 +141,7 @@ def test_files_are_removed_only_by_the_one_that_holds_the_lock(tmp_path: Path) -
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.make_root()
-    with files.locked(exclusive=True):
+    with files.hold_lock(exclusive=True):
         child = os.fork()
         if not child:
             time.sleep(60)

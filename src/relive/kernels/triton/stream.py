@@ -103,7 +103,7 @@ class DeviceStream(Randomness):
 
     def _reset(self) -> None:
         self.numbers.zero_()
-        self.numbers[0] = self.seed()
+        self.numbers[0] = self.draw_seed()
 
     def uniform(self, count: int, device: torch.device) -> torch.Tensor:
         if device != self.device:

@@ -56,7 +56,9 @@ class Recent(Sampler):
             running_count.is_cpu and not running_count[-1]
         ):  # these rows hold no transition (see `Ring.exclude`): search all
             slots, running_count = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
-        return slots[torch.searchsorted(running_count, self.rng.below(running_count[-1], count), right=True)], None
+        return slots[
+            torch.searchsorted(running_count, self.rng.integers_below(running_count[-1], count), right=True)
+        ], None
 
     def _newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slots of the rows of these ages, and a running count of the transitions among them."""

@@ -92,12 +92,12 @@ class Hindsight:
         """Draw an achieved goal of each row's episode [B, …]."""
         ahead = context.count_following()
         if self.strategy == "future":
-            offset = context.random.below(ahead + 1, len(ahead))
+            offset = context.random.integers_below(ahead + 1, len(ahead))
         elif self.strategy == "final":
             offset = ahead
         else:
             preceding = context.count_preceding()
-            offset = context.random.below(ahead + preceding + 1, len(ahead)) - preceding
+            offset = context.random.integers_below(ahead + preceding + 1, len(ahead)) - preceding
         return context.column(_find_leaf(context.schema, self.achieved), context.later(offset + 1))
 
     def _relabel(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
