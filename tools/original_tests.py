@@ -35,10 +35,10 @@ class Suite:
 
     folder: str
     """Folder with all tests of the original, which is copied."""
-    chosen: tuple[str, ...]
+    selected: tuple[str, ...]
     """Files or folders of tests to run, below `folder`."""
-    about: str = ""
-    """Subject of the chosen tests, for the table."""
+    subject: str = ""
+    """Subject of the selected tests, for the table."""
     source: str = ""
     """Repository on GitHub."""
     commit: str = ""
@@ -46,7 +46,7 @@ class Suite:
     """Folder of the clone with the package, for an original that no registry has."""
     page: str | None = None
     """Name of the page in docs/migrating that shows the counts; by default the original's name."""
-    absent: tuple[str, ...] = ()
+    mocked_modules: tuple[str, ...] = ()
     """Imported but unused modules, such as a simulator; mocks replace them."""
 
 
@@ -64,7 +64,7 @@ SUITES = {
     "embodichain": Suite(
         "tests", ("learning/test_shared_rollout.py::test_shared_rollout_collects_policy_and_env_fields",),
         "the one of the shared rollout that needs no simulator",
-        "DexForce/EmbodiChain", "df06818a", absent=_SIMULATOR,
+        "DexForce/EmbodiChain", "df06818a", mocked_modules=_SIMULATOR,
     ),
     "rl_buffer": Suite("tests", ("",), "all", "WindLX/rl_buffer", "1d8b3f3", "src"),
     "rsl_rl": Suite("tests", ("",), "all", "leggedrobotics/rsl_rl", "c281c32"),
@@ -96,7 +96,7 @@ class Counts:
 
 _PROGRAM = """
 import sys, unittest.mock, pytest
-for absent in {absent}: sys.modules[absent] = unittest.mock.MagicMock()
+for module in {mocked_modules}: sys.modules[module] = unittest.mock.MagicMock()
 from relive.compat import patch
 patch({name!r})
 sys.exit(pytest.main(sys.argv[1:]))
@@ -104,17 +104,17 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 
 def run(name: str, suite: Suite, checkout: Path, python: str, paths: Sequence[Path] = ()) -> Counts:
-    """Run the tests; skipped ones do not count."""
+    """Run the tests of an original on our adapter and count the results, without skipped tests."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         copy_sources(folder)
         shutil.copytree(checkout / suite.folder, folder / suite.folder)
         report = folder / "report.xml"
-        chosen = [str(folder / suite.folder / path) for path in suite.chosen]
+        selected = [str(folder / suite.folder / path) for path in suite.selected]
         options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         environment = interpreters.make_environment(folder, *paths)
-        code = _PROGRAM.format(name=name, absent=suite.absent)
-        subprocess.run([python, "-c", code, *options, *chosen], cwd=folder, env=environment, check=False)
+        code = _PROGRAM.format(name=name, mocked_modules=suite.mocked_modules)
+        subprocess.run([python, "-c", code, *options, *selected], cwd=folder, env=environment, check=False)
         if not report.exists():
             raise SystemExit(f"{python} made no report. It needs pytest and the dependencies of relive.")
         return count_results(report.read_text(encoding="utf-8"))
@@ -129,11 +129,11 @@ def copy_sources(folder: Path) -> None:
 def count_results(report: str) -> Counts:
     """Count the results in a JUnit report."""
     cases = list(ElementTree.fromstring(report).iter("testcase"))
-    ran = [case for case in cases if case.find("skipped") is None]
+    completed = [case for case in cases if case.find("skipped") is None]
     failed = [
-        case.get("name", "") for case in ran if case.find("failure") is not None or case.find("error") is not None
+        case.get("name", "") for case in completed if case.find("failure") is not None or case.find("error") is not None
     ]
-    return Counts(len(ran) - len(failed), len(ran), failed)
+    return Counts(len(completed) - len(failed), len(completed), failed)
 
 
 @contextmanager
@@ -148,28 +148,28 @@ def edit_results(original: str) -> Iterator[dict[str, Any]]:
 
 def save_counts(name: str, suite: Suite, counts: Counts) -> None:
     """Write the counts into the results file."""
-    row = {"passed": counts.passed, "total": counts.total, "of": suite.about, "failed": counts.failed}
+    row = {"passed": counts.passed, "total": counts.total, "of": suite.subject, "failed": counts.failed}
     with edit_results(suite.page or name) as entry:
         entry.setdefault("tests", {})[name] = row
 
 
-def clone(suite: Suite, place: Path) -> None:
+def clone(suite: Suite, folder: Path) -> None:
     """Clone an original at its commit."""
     address = f"https://github.com/{suite.source}"
-    subprocess.run(["git", "clone", "--quiet", "--filter=blob:none", address, str(place)], check=True)
-    subprocess.run(["git", "-C", str(place), "checkout", "--quiet", suite.commit], check=True)
+    subprocess.run(["git", "clone", "--quiet", "--filter=blob:none", address, str(folder)], check=True)
+    subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", suite.commit], check=True)
 
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that both tools share."""
+    """Return a parser of the options that `original_tests` and `original_trainers` share."""
     parser = argparse.ArgumentParser(prog=f"python -m tools.{module}", description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(SUITES)}; all without one")
     parser.add_argument("--checkouts", type=Path, default=Path("build/originals"), help="has a clone of each original")
-    for option, about in (
+    for option, help_text in (
         ("--python", "the interpreter that has an original"),
         ("--path", "a folder with its package"),
     ):
-        parser.add_argument(option, metavar="NAME=PATH", action="append", default=[], help=about)
+        parser.add_argument(option, metavar="NAME=PATH", action="append", default=[], help=help_text)
     return parser
 
 
@@ -190,12 +190,12 @@ def _split_names(options: Sequence[str]) -> list[tuple[str, str]]:
 
 def find_package(name: str, checkouts: Path, paths: Mapping[str, Path]) -> list[Path]:
     """Return the folder with an original's package; no folder if the package is installed."""
-    inside = SUITES[name].package
-    return [paths[name]] if name in paths else [] if inside is None else [checkouts / name / inside]
+    package = SUITES[name].package
+    return [paths[name]] if name in paths else [] if package is None else [checkouts / name / package]
 
 
 def run_original(name: str, options: argparse.Namespace) -> None:
-    """Run the tests of an original and save their counts; without a clone, say so."""
+    """Run the tests of an original and save their counts; without a clone, only print a message."""
     suite, checkout = SUITES[name], options.checkouts / name
     if not checkout.exists():
         if not options.clone:
@@ -205,13 +205,13 @@ def run_original(name: str, options: argparse.Namespace) -> None:
     python = options.python.get(name, sys.executable)
     counts = run(name, suite, checkout, python, find_package(name, options.checkouts, options.path))
     save_counts(name, suite, counts)
-    print(f"{ORIGINALS[suite.page or name]}: {counts.passed} of {counts.total} tests pass: {suite.about}")
+    print(f"{ORIGINALS[suite.page or name]}: {counts.passed} of {counts.total} tests pass: {suite.subject}")
     for test in counts.failed:
         print(f"  failed: {test}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the suites."""
+    """Run the suites that the command line names."""
     parser = make_parser("original_tests", __doc__ or "")
     parser.add_argument("--clone", action="store_true", help="clone the originals that are missing")
     options = parse(parser, arguments)

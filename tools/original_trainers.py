@@ -39,10 +39,11 @@ def load_trainers(original: str) -> dict[str, Trainer]:
 
 def train(original: str, name: str, side: str, seed: int) -> float:
     """Train once in this process and return the score."""
-    warnings.filterwarnings("ignore")  # the originals raise many
+    # The originals raise many warnings.
+    warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 the originals draw from it
+    np.random.seed(seed)  # noqa: NPY002 the originals draw from this generator
     torch.manual_seed(seed)
     trainer = load_trainers(original)[name]
     with patch(original) if side == "relive" else nullcontext():
@@ -50,7 +51,7 @@ def train(original: str, name: str, side: str, seed: int) -> float:
 
 
 class Runner:
-    """Runs this module in new processes of an interpreter, with copies of relive and of these tools on the path."""
+    """Runner of this module in new processes, with copies of relive and of these tools on the path."""
 
     def __init__(self, folder: Path, python: str, paths: Sequence[Path]) -> None:
         copy_sources(folder)
@@ -58,12 +59,14 @@ class Runner:
         self._environment = make_environment(folder, *paths) | {"OMP_NUM_THREADS": "1"}
 
     def run(self, *arguments: str) -> str:
-        """Return the last line that the process prints."""
+        """Run this module in a new process and return the last line that it prints."""
         command = [self._python, "-m", f"{__package__}.original_trainers", *arguments]
-        done = subprocess.run(command, cwd=self._folder, env=self._environment, check=False, stdout=subprocess.PIPE)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}.")
-        return done.stdout.decode().splitlines()[-1]
+        completed = subprocess.run(
+            command, cwd=self._folder, env=self._environment, check=False, stdout=subprocess.PIPE
+        )
+        if completed.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {completed.returncode}.")
+        return completed.stdout.decode().splitlines()[-1]
 
 
 def save_scores(original: str, name: str, scores: dict[str, list[float]], task: str) -> None:
@@ -73,7 +76,7 @@ def save_scores(original: str, name: str, scores: dict[str, list[float]], task: 
 
 
 def compare(original: str, only: str | None, seeds: int, python: str, paths: Sequence[Path]) -> None:
-    """Train on both sides alternately."""
+    """Train with the original's buffers and with ours, alternately, and save the scores."""
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(Path(folder), python, paths)
         tasks: dict[str, str] = json.loads(runner.run(original, "--list"))
@@ -98,7 +101,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, or list the trainers."""
+    """Train and save the scores; hidden options list the trainers or train once."""
     options = parse_options(arguments)
     if options.one:
         name, side, seed = options.one
@@ -107,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({name: trainer.task for name, trainer in load_trainers(options.names[0]).items()}))
     else:
         for name in options.names or WITH_TRAINERS:
-            places = find_package(name, options.checkouts, options.path)
-            compare(name, options.only, options.seeds, options.python.get(name, sys.executable), places)
+            paths = find_package(name, options.checkouts, options.path)
+            compare(name, options.only, options.seeds, options.python.get(name, sys.executable), paths)
     return 0
 
 

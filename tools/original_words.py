@@ -27,14 +27,14 @@ _TEXT_TOKENS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MI
 
 
 def long_lines(code: str) -> Iterator[str]:
-    """Yield the long lines without indentation, except imports."""
+    """Yield the long lines of code except imports, without their indentation."""
     for line in map(str.strip, code.splitlines()):
         if len(line) >= MIN_LINE_LENGTH and not line.startswith(("import ", "from ")):
             yield line
 
 
 def sentences(code: str) -> Iterator[str]:
-    """Yield strings and comments; adjacent ones are joined."""
+    """Yield the strings and comments of code; adjacent texts are joined."""
     text: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type in _TEXT_TOKENS:
@@ -57,14 +57,14 @@ def find_shared(ours: Sequence[Path], theirs: Sequence[Path]) -> tuple[list[str]
     """Return the lines and word sequences that occur on both sides, each with the name of our file."""
     codes = [path.read_text(encoding="utf-8") for path in theirs]
     their_lines = {line for code in codes for line in long_lines(code)}
-    their_runs = {run for code in codes for text in sentences(code) for run in word_sequences(text)}
-    found_lines, found_runs = [], []
+    their_sequences = {run for code in codes for text in sentences(code) for run in word_sequences(text)}
+    shared_lines, shared_sequences = [], []
     for path in ours:
         code = path.read_text(encoding="utf-8")
-        found_lines += [f"{path.name}: {line}" for line in long_lines(code) if line in their_lines]
+        shared_lines += [f"{path.name}: {line}" for line in long_lines(code) if line in their_lines]
         texts = [run for text in sentences(code) for run in word_sequences(text)]
-        found_runs += [f"{path.name}: {run}" for run in texts if run in their_runs]
-    return found_lines, found_runs
+        shared_sequences += [f"{path.name}: {run}" for run in texts if run in their_sequences]
+    return shared_lines, shared_sequences
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,12 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("checkout", type=Path, help="a clone of the original, or the folder of its package")
     options = parser.parse_args(arguments)
     ours = sorted((Path(relive.__file__).parent / "compat" / options.original).rglob("*.py"))
-    found_lines, found_runs = find_shared(ours, sorted(options.checkout.rglob("*.py")))
-    for line in found_lines:
+    shared_lines, shared_sequences = find_shared(ours, sorted(options.checkout.rglob("*.py")))
+    for line in shared_lines:
         print(f"line      {line}")
-    for run in found_runs:
+    for run in shared_sequences:
         print(f"sentence  {run}")
-    return int(bool(found_runs))
+    return int(bool(shared_sequences))
 
 
 if __name__ == "__main__":

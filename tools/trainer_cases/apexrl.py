@@ -37,20 +37,21 @@ def _train(name: str, steps: int, seed: int) -> float:
             runner.learn(num_iterations=steps // 512)
         else:
             runner.learn(total_timesteps=steps)
-        return runner.eval(num_episodes=20)["eval/mean_reward"]  # its PPO counts the rewards of one rollout only
+        # ApexRL's PPO counts the rewards of one rollout only, so the policy is evaluated for every algorithm.
+        return runner.eval(num_episodes=20)["eval/mean_reward"]
 
 
 def _vector(task: str, num_envs: int, seed: int) -> Any:
-    """ApexRL's vector environment; each step returns new memory, so no observation is overwritten."""
+    """Make ApexRL's vector environment with new memory for every step, so that no observation is overwritten."""
     wrapper = import_module("apexrl.envs.gym_wrapper")
     kind: Any = wrapper.GymVecEnvContinuous if task == "Pendulum-v1" else wrapper.GymVecEnv
 
-    class Copied(kind):
+    class FreshObservations(kind):
         def step(self, actions: torch.Tensor) -> Any:
             self.obs_buf = self.obs_buf.clone()
             return super().step(actions)
 
-    return Copied([_seeded(task, 100 * seed + number) for number in range(num_envs)], device="cpu")
+    return FreshObservations([_seeded(task, 100 * seed + number) for number in range(num_envs)], device="cpu")
 
 
 def _seeded(task: str, seed: int) -> Callable[[], Any]:

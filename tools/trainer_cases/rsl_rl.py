@@ -17,21 +17,21 @@ from relive.compat import patch, unpatch
 
 from . import Trainer
 
-_ITERATIONS, _TEACHING = 60, 30
+_ITERATIONS, _DISTILLATION_ITERATIONS = 60, 30
 
 
 def trainers() -> list[Trainer]:
-    """PPO flat and recurrent; distillation of a trained teacher."""
+    """Return PPO with and without recurrent networks, and distillation of a trained teacher."""
     task = f"pucks on a plane, {_ITERATIONS} iterations"
     return [
         Trainer("PPO", task, partial(_ppo, recurrent=False)),
         Trainer("recurrent PPO", task, partial(_ppo, recurrent=True)),
-        Trainer("Distillation", f"the same, {_TEACHING} iterations", _distillation),
+        Trainer("Distillation", f"the same, {_DISTILLATION_ITERATIONS} iterations", _distillation),
     ]
 
 
 def _world(num_envs: int, seed: int) -> Any:
-    """Pucks that an action pushes, rewarded near the origin; episodes of 12 steps, as rsl_rl's `VecEnv` has them."""
+    """Make a `VecEnv` of pucks that an action pushes, rewarded near the origin, with episodes of 12 steps."""
     base: Any = import_module("rsl_rl.env").VecEnv
 
     class Pucks(base):
@@ -40,26 +40,26 @@ def _world(num_envs: int, seed: int) -> Any:
             self.device, self.cfg = "cpu", {}
             self.random = torch.Generator().manual_seed(seed)
             self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long)
-            self.place, self.speed = torch.zeros(2, num_envs, 2)
+            self.position, self.speed = torch.zeros(2, num_envs, 2)
             self.restart(torch.ones(num_envs, dtype=torch.bool))
 
-        def restart(self, which: torch.Tensor) -> None:
-            self.place[which] = 4 * torch.rand(int(which.sum()), 2, generator=self.random) - 2
-            self.speed[which] = 0
-            self.episode_length_buf[which] = 0
+        def restart(self, is_restarted: torch.Tensor) -> None:
+            self.position[is_restarted] = 4 * torch.rand(int(is_restarted.sum()), 2, generator=self.random) - 2
+            self.speed[is_restarted] = 0
+            self.episode_length_buf[is_restarted] = 0
 
         def get_observations(self) -> TensorDict:
-            return TensorDict({"policy": torch.cat([self.place, self.speed], -1)}, [num_envs])
+            return TensorDict({"policy": torch.cat([self.position, self.speed], -1)}, [num_envs])
 
         def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, Any]]:
             self.speed += 0.5 * actions.clamp(-1, 1)
-            self.place += 0.5 * self.speed
+            self.position += 0.5 * self.speed
             self.episode_length_buf += 1
-            distance = self.place.norm(dim=-1)
-            off, reward = distance > 4, (1 - distance / 4).clamp(min=0)
-            time_outs = (self.episode_length_buf >= self.max_episode_length) & ~off
-            self.restart(off | time_outs)
-            return self.get_observations(), reward, (off | time_outs).long(), {"time_outs": time_outs}
+            distance = self.position.norm(dim=-1)
+            is_off, reward = distance > 4, (1 - distance / 4).clamp(min=0)
+            time_outs = (self.episode_length_buf >= self.max_episode_length) & ~is_off
+            self.restart(is_off | time_outs)
+            return self.get_observations(), reward, (is_off | time_outs).long(), {"time_outs": time_outs}
 
     return Pucks()
 
@@ -108,14 +108,14 @@ def _distillation(seed: int) -> float:
         runner = runners.DistillationRunner(_world(16, seed), settings)
         runner.alg.teacher.load_state_dict(teacher.alg.actor.state_dict())
         runner.alg.teacher_loaded = True
-        runner.learn(_TEACHING)
+        runner.learn(_DISTILLATION_ITERATIONS)
     return _reward(runner)
 
 
 def _teacher(seed: int) -> Any:
     """Return the teacher, trained by rsl_rl on its own storage; both sides use the same teacher."""
-    runners, chosen = import_module("rsl_rl.runners"), import_module("rsl_rl.algorithms.ppo")
-    is_patched = chosen.RolloutStorage.__module__.startswith("relive.")
+    runners, ppo = import_module("rsl_rl.runners"), import_module("rsl_rl.algorithms.ppo")
+    is_patched = ppo.RolloutStorage.__module__.startswith("relive.")
     unpatch("rsl_rl")
     teacher = runners.OnPolicyRunner(_world(16, seed), _settings(recurrent=False))
     teacher.learn(_ITERATIONS)

@@ -16,7 +16,7 @@ _REPLAY = {"learning_starts": 500, "buffer_size": 20_000}
 
 
 def trainers() -> list[Trainer]:
-    """Hindsight, and every algorithm of sb3-contrib that has a buffer."""
+    """Return hindsight, and every algorithm of sb3-contrib that has a buffer."""
     dqn = {"policy_kwargs": {"net_arch": [64, 64], "n_quantiles": 25}, "train_freq": 4, "gradient_steps": 2}
     dqn |= {"learning_rate": 1e-3, "target_update_interval": 250, "exploration_fraction": 0.3}
     memory = {"policy_kwargs": {"net_arch": [64], "lstm_hidden_size": 32}, "n_epochs": 5}
@@ -37,8 +37,8 @@ def trainers() -> list[Trainer]:
     ]
 
 
-def _reached(model: Any, steps: int) -> float:
-    """Learn, and the mean return of the last 20 episodes."""
+def _learn(model: Any, steps: int) -> float:
+    """Let a model learn and return the mean return of the last 20 episodes."""
     model.learn(steps)
     return float(np.mean([episode["r"] for episode in list(model.ep_info_buffer)[-20:]]))
 
@@ -51,14 +51,14 @@ def _hindsight(seed: int) -> float:
         replay_buffer_class=import_module("stable_baselines3.her").HerReplayBuffer,
         replay_buffer_kwargs={"n_sampled_goal": 4, "goal_selection_strategy": "future"}, **_SMALL,
     )  # fmt: skip
-    return _reached(model, 8_000)
+    return _learn(model, 8_000)
 
 
 def _maskable(seed: int) -> float:
     envs = import_module("sb3_contrib.common.envs")
     env = envs.InvalidActionEnvDiscrete(dim=40, n_invalid_actions=20)
     model = import_module("sb3_contrib").MaskablePPO("MlpPolicy", env, seed=seed, device="cpu", n_steps=256, gamma=0.4)
-    return _reached(model, 12_000)
+    return _learn(model, 12_000)
 
 
 def _contrib(name: str, policy: str, steps: int, seed: int, **options: Any) -> float:
@@ -68,4 +68,4 @@ def _contrib(name: str, policy: str, steps: int, seed: int, **options: Any) -> f
     env = make(task, n_envs=4 if on_policy else 1, seed=seed)
     settings = {"n_steps": 128, "batch_size": 128, **_SMALL} if on_policy else {}
     algorithm = getattr(import_module("sb3_contrib"), name)
-    return _reached(algorithm(policy, env, seed=seed, device="cpu", **settings | options), steps)
+    return _learn(algorithm(policy, env, seed=seed, device="cpu", **settings | options), steps)

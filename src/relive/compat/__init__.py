@@ -1,4 +1,4 @@
-"""Buffers with the signatures of other libraries, one package per library; `patch` puts them into their trainers."""
+"""Buffers with the signatures of other libraries, one package per library; `patch` lets these libraries use them."""
 
 from relive.compat.patching import patch, unpatch
 

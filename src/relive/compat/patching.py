@@ -1,4 +1,4 @@
-"""Replace an original library's buffers by ours inside its modules, so its unmodified trainers use ours."""
+"""Replacing the buffers of an original library by ours in its modules, so that its unmodified trainers use ours."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ORIGINALS = {
         "embodichain", ("0.3",),
         (
             "learning.rl.buffer.standard_buffer", "learning.rl.buffer.utils", "learning.rl.algo.common",
-            # In releases before 0.2.3:
+            # These modules are those of releases before 0.2.3.
             "agents.rl.buffer.standard_buffer", "agents.rl.buffer.rollout_buffer", "agents.rl.buffer.utils",
             "agents.rl.algo.common",
         ),
@@ -162,7 +162,7 @@ def replacements(root: str) -> Iterator[Replacement]:
         raise ImportError(
             explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested_versions[-1]}.")
         )
-    # Our modules first: they may inherit from the original classes.
+    # Our modules are imported first, since they may inherit from the original classes.
     our_modules = [importlib.import_module(f"{__package__}.{root}.{path}") for path in paths]
     for path, module in zip(paths, our_modules, strict=True):
         originals = vars(importlib.import_module(f"{root}.{path}"))

@@ -59,7 +59,8 @@ class StepRows:
         remedy: the advice of the error for a value that is None.
     """
 
-    @torch.inference_mode(False)  # inference tensors could not be written later
+    # Inference tensors could not be written later, so the memory is made outside inference mode.
+    @torch.inference_mode(False)
     def __init__(
         self,
         make_core: Callable[[], RolloutBuffer],

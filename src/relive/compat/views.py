@@ -15,7 +15,7 @@ from relive.schema.fields import Field
 
 
 class MemoryView:
-    """A descriptor of an attribute that is memory of its buffer. Assigning to it writes into the memory.
+    """A descriptor of an attribute that shows memory of its buffer; an assignment copies into the memory.
 
     `_get_memory(name)` of the buffer returns the memory: a tensor or an array, or a dict, TensorDict, tuple or list of
     them. A buffer with a method `_assign(name, value)` handles assignments itself.
@@ -85,14 +85,14 @@ class WriteThroughTensorDict(TensorDict):
 def assign(where: str, memory: Any, value: Any) -> None:
     """Copy a value into memory of the same structure and shapes; an error leaves the memory unchanged.
 
-    Raises if the numbers would change in memory of integers or bools.
+    Raises a SchemaError for numbers that memory of integers or bools cannot hold.
     """
     for part, converted in list(_convert_parts(where, memory, value)):
         part[...] = converted
 
 
 def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each tensor or array of the memory with its new content; nothing for a part that is assigned to itself."""
+    """Yield each tensor or array of the memory with its new content; skip parts that are assigned to themselves."""
     if value is memory:
         return
     if memory is None:
@@ -110,7 +110,8 @@ def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, A
         new: Any = torch.as_tensor(value, device=memory.device).detach() if is_tensor else np.asarray(value)
         check_shape(where, new, memory.shape, "Assign every step.")
         converted = new.to(memory.dtype) if is_tensor else new.astype(memory.dtype)
-    except (TypeError, RuntimeError) as error:  # not numbers
+    except (TypeError, RuntimeError) as error:
+        # The value holds something else than numbers.
         expected = f"numbers of shape {tuple(memory.shape)}"
         raise SchemaError(explain(where, expected, type_name(value), "Assign every step.")) from error
     is_float = memory.is_floating_point() if is_tensor else memory.dtype.kind == "f"
@@ -128,7 +129,8 @@ def _parts(tree: Any) -> Any:
 
 
 _TENSOR: Any = torch.Tensor
-_TREES = (dict, TensorDict, Mapping)  # Mapping last: its isinstance check is slow
+# `Mapping` is last because its isinstance check is slow.
+_TREES = (dict, TensorDict, Mapping)
 
 
 def is_tree(value: Any) -> bool:
@@ -140,13 +142,14 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to each leaf of a tree and the leaves of other trees at the same keys; return dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
-    if not others:  # fast path for a single tree, as in `add`
+    # `add` maps single trees: their path is shorter.
+    if not others:
         return {key: map_tree(function, part) for key, part in tree.items()}
     return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}
 
 
 def declare(spec: Any, dtype: Any = torch.float32) -> Any:
-    """Declare a shape, or a dict of shapes, for the core; leaves without their own dtype get `dtype`.
+    """Declare fields for the core from a shape or a dict of shapes; leaves without their own dtype get `dtype`.
 
     `dtype` may be a dict with the keys of `spec`.
     """
@@ -164,5 +167,5 @@ def named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def gather_rows(index: torch.Tensor, rows: Any) -> Any:
-    """Gather the rows `index` of a tensor or TensorDict; None gives None."""
+    """Gather the rows `index` of a tensor or TensorDict; return None for None."""
     return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else None if rows is None else rows[index]

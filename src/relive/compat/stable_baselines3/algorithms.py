@@ -15,7 +15,7 @@ from relive.errors import explain
 
 
 class OnPolicyAlgorithm(on_policy_algorithm.OnPolicyAlgorithm):
-    """Chooses a rollout buffer by the observation space."""
+    """Base class of on-policy algorithms, which chooses a rollout buffer by the observation space."""
 
     rollout_buffer_class: Any
     _buffer_classes: tuple[Any, Any] = (RolloutBuffer, DictRolloutBuffer)
@@ -27,7 +27,10 @@ class OnPolicyAlgorithm(on_policy_algorithm.OnPolicyAlgorithm):
 
 
 class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
-    """Chooses a replay buffer by the observation space and the number of steps, as Stable-Baselines3 does."""
+    """Base class of off-policy algorithms, which chooses a replay buffer as Stable-Baselines3 does.
+
+    The choice depends on the observation space and `n_steps`.
+    """
 
     replay_buffer_class: Any
 
@@ -35,7 +38,8 @@ class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
         n_steps = self.n_steps
         if self.replay_buffer_class is None:
             self.replay_buffer_class = self._choose_class()
-            self.n_steps = 1  # avoids Stable-Baselines3's warning that it ignores n_steps
+            # Stable-Baselines3 would warn that it ignores n_steps.
+            self.n_steps = 1
         super()._setup_model()
         self.n_steps = n_steps
 

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Stable-Baselines3's observations: their fields, shapes and conversions. A Dict space has one level of names."""
+"""Stable-Baselines3's observations: fields, shapes and conversions. A Dict space has one level of names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def overrides(buffer: Any, *names: str) -> bool:
-    """Whether a buffer is of a user's subclass that overrides one of these methods."""
+    """Whether a buffer belongs to a user's subclass that overrides one of these methods."""
     buffer_class = type(buffer)
     our_class = next(base for base in buffer_class.__mro__ if base.__module__.startswith("relive."))
     return any(getattr(buffer_class, name) is not getattr(our_class, name) for name in names)
@@ -44,7 +44,7 @@ def _field(space: spaces.Space[Any], n_stack: int | None) -> Field:
 
 
 def _stacking_axis(space: spaces.Space[Any]) -> int:
-    """Return the axis along which `VecFrameStack` concatenates frames: an image's channels, else the last one."""
+    """Return the axis along which `VecFrameStack` concatenates frames: the channels of images, else the last axis."""
     first = is_image_space(space, check_channels=False) and is_image_space_channels_first(cast(spaces.Box, space))
     return 0 if first else len(space.shape or ()) - 1
 
@@ -62,30 +62,30 @@ def step_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
 
 
 def stack_frames(obs: Any, fields: Any) -> Any:
-    """Reshape one step's observations: add an axis for the frames."""
+    """Reshape a step's stacks of frames: add an axis for the frames."""
     return map_tree(lambda f, x: x.reshape(len(x), *f.shape[: f.axis], f.k, *f.shape[f.axis :]), fields, obs)
 
 
-def unstack_frames(obs: Any, shape: Any, lead: int) -> Any:
-    """Reshape stacks of frames after `lead` axes to the shape of the observation space."""
-    return map_tree(lambda part, x: x.reshape(*x.shape[:lead], *part), shape, obs)
+def unstack_frames(obs: Any, shape: Any, num_leading_axes: int) -> Any:
+    """Undo `stack_frames` for arrays with `num_leading_axes` axes before the observation."""
+    return map_tree(lambda part, x: x.reshape(*x.shape[:num_leading_axes], *part), shape, obs)
 
 
 def reshape_step(shapes: Shapes, obs: Any) -> Any:
-    """Reshape one step's observations to these shapes; further keys of a dict are dropped."""
+    """Reshape a step's observations to these shapes; drop other keys of a dict."""
     if isinstance(shapes, dict):
         return {key: reshape_step(shape, obs[key]) for key, shape in shapes.items()}
     array = np.asarray(obs)
     if array.shape == shapes:
         return array
-    # Discrete observations have shape (n,), and a single environment may lack its axis: only axes of 1 may differ.
+    # Discrete observations have shape (n,), and those of a single environment may lack its axis: axes of 1 may differ.
     differs_in_ones_only = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
     return array.reshape(shapes) if differs_in_ones_only else array
 
 
-def unshare(next_obs: Any, obs: Any) -> Any:
-    """Copy next observations that share memory with the observations."""
-    return map_tree(lambda after, x: after.copy() if np.may_share_memory(x, after) else after, next_obs, obs)
+def copy_if_shared(next_obs: Any, obs: Any) -> Any:
+    """Copy next observations that share memory with `obs`; return others unchanged."""
+    return map_tree(lambda new, x: new.copy() if np.may_share_memory(x, new) else new, next_obs, obs)
 
 
 def to_numpy(batch: Any) -> Any:

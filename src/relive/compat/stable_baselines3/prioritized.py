@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-"""Prioritised replay, which Stable-Baselines3 lacks: a replay buffer, and DQN, SAC and TD3 that use it.
+"""Prioritized replay, which Stable-Baselines3 lacks: a replay buffer, and DQN, SAC and TD3 that use it.
 
 Stable-Baselines3's own `train` neither reads weights nor reports TD errors. The algorithms here make the same updates
 with weighted critic losses, and set the priorities to the TD errors.
@@ -27,11 +27,11 @@ from relive.replay.samplers import Prioritized, Sampler
 _RISING_BETA = LinearSchedule(0.4, 1.0, 1.0)
 
 _MAX_BATCHES_WITHOUT_UPDATE = 10
-"""Number of batches before a warning that priorities were never updated."""
+"""Number of batches without an update of priorities before the buffer warns."""
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
-    """A batch of `ReplayBuffer` with importance weights and row ids."""
+    """A batch of `PrioritizedReplayBuffer`: that of `ReplayBuffer` with importance weights and row ids."""
 
     observations: Any
     actions: torch.Tensor
@@ -56,7 +56,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     progress_remaining = 1.0
     """Remaining fraction of the training, from 1 to 0."""
     _num_drawn = 0
-    """Number of batches drawn before the first update."""
+    """Number of batches that were drawn before the first update of priorities."""
     _is_updated = False
 
     def __init__(
@@ -69,7 +69,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
         super().__init__(*args, **kwargs)
-        if self._is_custom:  # Stable-Baselines3's code would make the batches, and it draws uniformly
+        # Stable-Baselines3's code, which draws uniformly, makes the batches of such a class.
+        if self._has_own_batches:
             remedy = "Override sample, and change the batch that super().sample returns."
             expected = "a class without its own _get_samples and conversions"
             raise SchemaError(explain("PrioritizedReplayBuffer", expected, type(self).__name__, remedy))
@@ -96,7 +97,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
-        if weight is None:  # rows that were not drawn by priority have weight 1
+        # Rows that `_get_samples` read were not drawn by priority: their weight is 1.
+        if weight is None:
             weight = batch["reward"].new_ones(len(batch))
         samples: Any = super()._samples(batch, env)
         return PrioritizedReplayBufferSamples(
@@ -111,7 +113,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class _PrioritizedAlgorithm:
-    """Base class of the algorithms: draws batches, updates priorities and logs."""
+    """Base class of the prioritized algorithms, which draws batches, sets priorities and logs."""
 
     _current_progress_remaining: float
     _vec_normalize_env: VecNormalize | None
@@ -134,10 +136,10 @@ class _PrioritizedAlgorithm:
 
     @abstractmethod
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Update the networks with batch number `step` of this call; yield names and values to log."""
+        """Update the networks with a batch, the one numbered `step` of this call; yield names and values to log."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Draw batches, learn from each, and log the means."""
+        """Draw `gradient_steps` batches, learn from each, and log the mean losses."""
         buffer = self.replay_buffer
         # A loaded replay buffer may be one that another algorithm saved.
         if not hasattr(buffer, "update_priorities"):

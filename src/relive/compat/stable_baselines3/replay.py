@@ -21,6 +21,7 @@ from relive.checkpoint.state_dict import load_packed_state, pack_state
 from relive.compat.pickling import rejects_other_versions
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.observations import (
+    copy_if_shared,
     count_bytes,
     declare_fields,
     overrides,
@@ -29,7 +30,6 @@ from relive.compat.stable_baselines3.observations import (
     step_shapes,
     to_numpy,
     to_tensors,
-    unshare,
     unstack_frames,
 )
 from relive.compat.stable_baselines3.rows import SharedRows, StoredRows
@@ -47,7 +47,7 @@ _ARRAY_NAMES = ("observations", "next_observations", "actions", "rewards", "done
 _TRANSITION = Transition()
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 CONVERSION_METHODS = ("to_torch", "_normalize_obs", "_normalize_reward")
-"""Methods that Stable-Baselines3's `_get_samples` calls."""
+"""Names of methods that Stable-Baselines3's `_get_samples` calls."""
 
 
 class ReplayBuffer(sb3.ReplayBuffer):
@@ -70,7 +70,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAY_NAMES)
     _sums_rewards = False
-    """Whether batches contain sums of rewards; the rewards are then normalised before they are summed."""
+    """Whether batches contain sums of rewards; a normalizer is then applied before the sum."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class ReplayBuffer(sb3.ReplayBuffer):
         self.handle_timeout_termination = handle_timeout_termination
         self.n_stack = n_stack
         self._random = np.random.default_rng(experiment_seed())
-        self._is_custom = overrides(self, "_get_samples", *CONVERSION_METHODS)
-        """Whether a user's class overrides the methods that make batches from positions."""
+        self._has_own_batches = overrides(self, "_get_samples", *CONVERSION_METHODS)
+        """Whether a user's class overrides a method that makes batches from positions."""
         self._next_obs = self._choose_storage(next_obs)
         self._allocate(self._next_seed())
 
@@ -104,7 +104,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
             raise ValueError(explain("optimize_memory_usage", "no timeouts to handle", "both", remedy))
 
     def _choose_storage(self, next_obs: str | None) -> str:
-        """Return "stored" or "shared": the argument `next_obs`, or a default by the size of observations."""
+        """Return the argument `next_obs`, or by default "stored" for small observations and "shared" for large ones."""
         check_choice("next_obs", next_obs, ("stored", "shared", None))
         if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
             expected = '"shared" with n_stack or optimize_memory_usage'
@@ -112,7 +112,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
         if next_obs is not None:
             return next_obs
         is_large = count_bytes(self.observation_space) > _MAX_BYTES_STORED_TWICE and not (
-            self._is_custom or overrides(self, "add", "sample")
+            self._has_own_batches or overrides(self, "add", "sample")
         )
         return "shared" if is_large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
@@ -120,10 +120,10 @@ class ReplayBuffer(sb3.ReplayBuffer):
         return int(self._random.integers(2**62))
 
     def _allocate(self, seed: int) -> None:
-        """Make empty rows and everything that depends on the arguments of the constructor."""
+        """Make empty rows and the attributes that follow from the arguments of the constructor."""
         self._shapes = step_shapes(self.observation_space, self.n_envs)
         self._extra_values: dict[str, Any] = {}
-        """Additional fields that are stored with the next step, by name."""
+        """Values of the next step's additional fields, by name."""
         self._fits_unchanged = not self.n_stack
         """Whether all observations so far could be stored without reshaping."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
@@ -155,7 +155,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     @property
     def _core_is_current(self) -> bool:
-        """Whether `add` stored every step, and none was written by setting the arrays and `pos`."""
+        """Whether `add` stored every step; False if a user wrote steps into the arrays and set `pos`."""
         num_written = self._rows.num_written
         return self.pos == num_written % self.buffer_size and self.full == (num_written >= self.buffer_size)
 
@@ -209,7 +209,8 @@ class ReplayBuffer(sb3.ReplayBuffer):
         if self._fits_unchanged:
             try:
                 self._rows.add(obs, next_obs, *step)
-            except SchemaError:  # nothing was stored: try again with reshaped values
+            except SchemaError:
+                # Nothing was stored: the step is added again below, with reshaped values.
                 self._fits_unchanged = False
         if not self._fits_unchanged:
             self._rows.add(*self._reshape(obs, next_obs), *step)
@@ -219,13 +220,13 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     def _reshape(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
         obs = reshape_step(self._shapes, obs)
-        next_obs = unshare(reshape_step(self._shapes, next_obs), obs)
+        next_obs = copy_if_shared(reshape_step(self._shapes, next_obs), obs)
         if self.n_stack:
             obs, next_obs = stack_frames(obs, self._fields), stack_frames(next_obs, self._fields)
         return obs, next_obs
 
     def reset(self) -> None:
-        """Remove every transition. The arrays are new objects."""
+        """Remove every transition and replace the arrays by new ones."""
         self._allocate(self._next_seed())
         self.pos, self.full = 0, False
 
@@ -235,7 +236,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw random transitions, normalised by `env`."""
-        if self._is_custom or not self._core_is_current:
+        if self._has_own_batches or not self._core_is_current:
             count = self.size()
             if self.optimize_memory_usage and count == self.buffer_size:
                 # The newest next observation has overwritten the observation of the oldest transition.
@@ -245,7 +246,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
         return self._samples(self._rows.sample(batch_size, self._view(), env if self._sums_rewards else None), env)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
-        """Read the transitions at these positions, each of a random environment."""
+        """Read the transitions at these positions, each from a random environment."""
         if not self._core_is_current or overrides(self, *CONVERSION_METHODS):
             return super()._get_samples(batch_inds, env)
         envs = self._random.integers(self.n_envs, size=len(batch_inds))
@@ -256,7 +257,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
         return _TRANSITION
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
-        """Convert a batch for the algorithms. A hot path: every tensor operation costs as much as gathering a field."""
+        """Convert a batch for the algorithms; each tensor operation here takes as long as gathering a field."""
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
         obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"]

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`RolloutBuffer` and `DictRolloutBuffer`: Stable-Baselines3's on-policy buffers.
 
-Stable-Baselines3's `episode_start` says that an episode ended *before* a step; the end of the last step is an argument
+Stable-Baselines3's `episode_start` means that an episode ended *before* a step; the end of the last step is an argument
 of `compute_returns_and_advantage`. Its algorithms add γ V(final observation) to the reward of a truncated step, so
 every end counts as a termination here.
 """
@@ -68,8 +68,8 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         sb3.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda = gae_lambda
         self.gamma = gamma
-        self._is_custom = overrides(self, "_get_samples", "to_torch")
-        """Whether a user's class overrides these methods: Stable-Baselines3's own code then makes the batches."""
+        self._has_own_batches = overrides(self, "_get_samples", "to_torch")
+        """Whether a user's class overrides a method of sampling, so that Stable-Baselines3's code makes the batches."""
         self._check()
         self._allocate()
         self.reset()
@@ -131,7 +131,8 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         self._allocate()
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
-        self.generator_ready = False  # `get` has not flattened the restored arrays
+        # `get` of the restored buffer has not flattened its arrays yet.
+        self.generator_ready = False
 
     def add(
         self,
@@ -172,9 +173,9 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
             arrays[name][:steps] = score.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
-        """Yield every step once, in random order and in batches; a single batch without `batch_size`."""
+        """Yield every step once, in random order, in batches of `batch_size`; by default in a single batch."""
         self._require_full()
-        if self._is_custom:
+        if self._has_own_batches:
             yield from super().get(batch_size)
             return
         core = self._core
@@ -200,7 +201,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
             raise NotReadyError(explain("get", f"{self.buffer_size} steps", self.pos, remedy))
 
     def _samples(self, parts: list[Any]) -> Any:
-        """Make the named tuple that algorithms read."""
+        """Make the named tuple of a batch from its fields."""
         obs, action, *other_parts = parts
         if self._casts_actions and action.dtype != torch.float32:
             action = action.float()
@@ -219,12 +220,13 @@ class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            where = "DictRolloutBuffer must be used with Dict obs space only"  # matched by Stable-Baselines3's tests
+            # Stable-Baselines3's tests match these words.
+            where = "DictRolloutBuffer must be used with Dict obs space only"
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))
 
 
 def _write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
-    """Write an array into memory of its shape and return the memory; return any other array unchanged."""
+    """Copy an array into memory of the same shape and return the memory; return an array of another shape unchanged."""
     if memory is None or np.shape(value) != memory.shape:
         return value
     assign(where, memory, value)
@@ -232,7 +234,7 @@ def _write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
 
 
 class _ReplaceableArrays(WriteThroughDict):
-    """The arrays of a Dict space, which users' code may replace by arrays of other shapes."""
+    """The arrays of a Dict space by key; users' code may replace them by arrays of other shapes."""
 
     def __init__(self, where: str, memory: dict[str, np.ndarray]) -> None:
         super().__init__(where, memory)

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""The rows of Stable-Baselines3's replay buffers, with next observations stored or shared."""
+"""The rows of Stable-Baselines3's replay buffers, with stored or with shared next observations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 
 
 class _Rows:
-    """Base class of the rows: up to `size` steps of `n_envs` environments, at positions that are written in turn."""
+    """Base class of rows: the newest `size` steps of `n_envs` environments, at positions that are written in turn."""
 
     _next_obs: Any
     """The core's argument `next_obs`."""
@@ -76,7 +76,7 @@ class StoredRows(_Rows):
         return self.size if is_full else pos
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
-        """Draw rows, read with a view; a normalizer is applied to rewards before they are summed."""
+        """Draw rows and read them with a view; a normalizer is applied to rewards before their sum."""
         return self._complete(self.core.sample(batch_size), view, normalizer)
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
@@ -139,7 +139,7 @@ class SharedRows(_Rows):
         return max(num_stored - newer, 0)
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
-        """Draw rows, read with a view; a normalizer is applied to rewards before they are summed."""
+        """Draw rows and read them with a view; a normalizer is applied to rewards before their sum."""
         batch = self.core.sample(batch_size, view)
         return batch if normalizer is None else self._normalize_rewards(batch, view, normalizer)
 
@@ -165,14 +165,15 @@ class SharedRows(_Rows):
         return batch
 
     def _find_ids(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the core's ids of the stored steps at these positions, and a mask of the positions with such steps."""
+        """Return the core's ids of the steps at these positions, and a mask of positions whose step is stored."""
         index = self.core.ids()
-        index = index[(index % self.n_envs).argsort(stable=True)]  # sort by environment, then time
+        # Sort by environment, then time.
+        index = index[(index % self.n_envs).argsort(stable=True)]
         count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
         age = (self.num_written - 1 - positions) % self.size
         is_stored = age < count[envs]
-        place = count.cumsum(0)[envs] - 1 - age
-        return index[place[is_stored]] if len(index) else index, is_stored
+        number = count.cumsum(0)[envs] - 1 - age
+        return index[number[is_stored]] if len(index) else index, is_stored
 
     def _all_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the core's ids of all stored steps by position, and a mask of their positions [size · n_envs]."""
@@ -180,7 +181,7 @@ class SharedRows(_Rows):
         return self._find_ids(flat_positions // self.n_envs, flat_positions % self.n_envs)
 
     def array(self, name: str) -> Any:
-        """Copy a field at all positions; a dict of copies for Dict observations."""
+        """Return a copy of a field at all positions; a dict of copies for Dict observations."""
         index, is_stored = self._all_ids()
         rows = self.core.read(index)
         if name == "dones":
@@ -201,10 +202,10 @@ class SharedRows(_Rows):
         all_rows = leaf.new_zeros((len(is_stored), *leaf.shape[1:]))
         all_rows[is_stored] = leaf
         array = all_rows.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
-        return GatheredArray.of(array, lambda key, value: self._write(name, array, key, value))
+        return GatheredArray.wrap(array, lambda key, value: self._write(name, array, key, value))
 
     def _write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
-        """Store values that a user writes to an array, or raise."""
+        """Store values that a user wrote to an array, or raise."""
         new_array = array.copy()
         new_array[key] = value
         is_changed = (new_array != array).reshape(self.size, self.n_envs, -1).any(2)
@@ -244,16 +245,16 @@ class SharedRows(_Rows):
 
 
 class GatheredArray(np.ndarray):
-    """A copy of rows `[buffer_size, n_envs, …]` whose writes, also to parts of it, are passed to the buffer."""
+    """A copy of rows `[buffer_size, n_envs, …]`; the buffer stores what is written to the copy or to its slices."""
 
     write: Callable[[Any, Any], None]
-    """Called as `write(key, value)` for every write; stores the value in the buffer, or raises."""
+    """Function that stores a value in the buffer, called as `write(key, value)` for every write; it may raise."""
     plain_array: np.ndarray
     """The memory of the rows as a plain, writable array."""
 
     @staticmethod
-    def of(plain_array: np.ndarray, write: Callable[[Any, Any], None]) -> GatheredArray:
-        """Make an array over the memory of `plain_array` that passes writes to `write`."""
+    def wrap(plain_array: np.ndarray, write: Callable[[Any, Any], None]) -> GatheredArray:
+        """Make an array over the memory of `plain_array` that calls `write` for every write."""
         array = plain_array.view(GatheredArray)
         array.flags.writeable = False
         array.write, array.plain_array = write, plain_array
@@ -261,7 +262,8 @@ class GatheredArray(np.ndarray):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not hasattr(self, "write"):
-            raise ValueError("assignment destination is read-only")  # this array was derived by numpy from another one
+            # numpy derived this array from another one, by `reshape` for example.
+            raise ValueError("assignment destination is read-only")
         value = np.asarray(value)
         self.write(key, value)
         self.plain_array[key] = value
@@ -272,10 +274,10 @@ class GatheredArray(np.ndarray):
         part = self.plain_array[key]
         if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.plain_array):
             return part
-        return GatheredArray.of(part, lambda inner, value: self._write_part(key, inner, value))
+        return GatheredArray.wrap(part, lambda inner, value: self._write_part(key, inner, value))
 
     def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
-        """Write a value at index `inner` of the part at index `key`."""
+        """Write a value at index `inner` of the slice at index `key`."""
         part = np.array(self.plain_array[key])
         part[inner] = value
         self.write(key, part)

@@ -25,7 +25,7 @@ HiddenState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
 
 @dataclass(eq=False)
 class Transition:
-    """One step of all environments; algorithms set its fields one after the other."""
+    """A step of all environments; algorithms set its fields one after the other."""
 
     observations: TensorDict | None = None
     """The observations before the step [N, …], by group."""
@@ -53,7 +53,7 @@ class Transition:
 
 @dataclass(eq=False)
 class Batch:
-    """One batch of a generator; None in fields that the generator does not yield."""
+    """A batch of a generator; fields that the generator does not yield are None."""
 
     observations: TensorDict | None = None
     actions: torch.Tensor | None = None
@@ -122,7 +122,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
         self._bind_memory()
 
     def _layout(self, late: dict[str, rl.Field]) -> tuple[partial[rl.RolloutBuffer], list[str]]:
-        """Return a function that makes a core with these further fields, and the names of all fields of a step."""
+        """Return a function that makes a core with the fields `late`, and the names of all fields of a step."""
         action = rl.Field(self.actions_shape)
         if self.training_type == "rl":
             extra_fields, step_fields = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
@@ -133,7 +133,8 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
         make = partial(rl.RolloutBuffer, *sizes, self._groups, action, extra={**extra_fields, **late}, **settings)
         return make, ["obs", "action", "reward", "terminated", *step_fields, *late]
 
-    @torch.inference_mode(False)  # inference tensors could not be written later
+    # Inference tensors could not be written later, so the views are made outside inference mode.
+    @torch.inference_mode(False)
     def _bind_memory(self) -> None:
         tensors = self._rows.tensors
         shape = self.num_transitions_per_env, self.num_envs
@@ -174,7 +175,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
             self._bind_memory()
 
     def _step_values(self, transition: Any) -> list[Any]:
-        """Return the values of the fields that every step has."""
+        """Return the values of a step without distribution parameters and hidden states."""
         observations, dones = transition.observations, transition.dones
         groups = {} if observations is None else dict(observations.items())
         if groups.keys() != self._groups.keys():
@@ -265,9 +266,9 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
 
 
 def replace_storage(storage: Any) -> Any:
-    """Return our storage with the settings of rsl_rl's own, which must be empty; return any other class unchanged.
+    """Return our storage with the settings of an empty storage of rsl_rl; return a storage of another class unchanged.
 
-    rsl_rl's algorithms make a storage and pass it to their own constructor.
+    rsl_rl makes the storage and passes it to the constructor of an algorithm.
     """
     if (type(storage).__module__, type(storage).__name__) != ("rsl_rl.storage.rollout_storage", "RolloutStorage"):
         return storage
@@ -277,7 +278,7 @@ def replace_storage(storage: Any) -> Any:
 
 
 def _reuse_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any]) -> dict[str, Any]:
-    """Point existing tensors at the new memory, so that references to them stay valid."""
+    """Point existing tensors at the new memory, so that references of callers to these tensors stay valid."""
     for name, memory in old_tensors.items():
         if isinstance(memory, torch.Tensor):
             new_tensors[name] = memory.set_(new_tensors[name])
@@ -289,7 +290,7 @@ def _reuse_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any]) 
 
 
 def _numbered_fields(rows: Any, prefix: str) -> list[torch.Tensor]:
-    """List the fields whose names are `prefix` and a number, in the order of the numbers."""
+    """List the fields named `prefix` and a number, in the order of the numbers."""
     return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
 
 

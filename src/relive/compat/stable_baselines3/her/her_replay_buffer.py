@@ -27,11 +27,11 @@ _STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] 
     GoalSelectionStrategy.EPISODE: "episode",
 }
 _SAMPLING_METHODS = "_get_samples", "_get_real_samples", "_get_virtual_samples", "_sample_goals", *CONVERSION_METHODS
-"""Methods that Stable-Baselines3's `sample` calls; its code makes the batches if a user's class overrides one."""
+"""Names of methods that Stable-Baselines3's `sample` calls."""
 
 
 class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
-    """Transitions with goals; of `n_sampled_goal + 1`, `n_sampled_goal` get a goal that the same episode reached.
+    """Transitions with goals; `n_sampled_goal` of `n_sampled_goal + 1` get a goal that their episode reached.
 
     Rewards come from the environment's `compute_reward`; `dones` are not relabelled. Steps of running or
     partly overwritten episodes are drawn as well: their goals come from the stored part.
@@ -54,7 +54,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         copy_info_dict: bool = False,
     ) -> None:
         self.copy_info_dict = copy_info_dict
-        self._is_theirs = overrides(self, *_SAMPLING_METHODS)
+        self._samples_as_original = overrides(self, *_SAMPLING_METHODS)
         """Whether Stable-Baselines3's code makes the batches, because a user's class overrides one of its methods."""
         super().__init__(
             buffer_size,
@@ -64,7 +64,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
             n_envs,
             optimize_memory_usage,
             handle_timeout_termination,
-            next_obs="stored" if self._is_theirs else "shared",
+            next_obs="stored" if self._samples_as_original else "shared",
         )
         self.env = env
         self.goal_selection_strategy = _strategy(goal_selection_strategy)
@@ -72,7 +72,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
         self.infos = np.empty((self.buffer_size, n_envs) if copy_info_dict else (0, n_envs), object)
         self.ep_start, self.ep_length = (np.zeros((self.buffer_size, n_envs), np.int64) for _ in range(2))
-        """First position and length of each step's episode; 0 if the episode is running or partly overwritten."""
+        """First position and length of each step's episode; the length of running and overwritten episodes is 0."""
         self._current_ep_start = np.zeros(n_envs, np.int64)
 
     def _extra(self) -> dict[str, Declaration]:
@@ -82,7 +82,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         return {**super().__getstate__(), "env": None}
 
     def set_env(self, env: VecEnv) -> None:
-        """Set the environment that computes rewards; a loaded buffer has none."""
+        """Set the environment that computes rewards; a loaded buffer has no environment."""
         if self.env is not None:
             raise SchemaError(
                 explain("set_env", "a buffer without an environment", f"one with {self.env}", "Set it once.")
@@ -125,7 +125,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw random transitions, some with relabelled goals, normalised by `env`."""
-        if self._is_theirs or not self._core_is_current:
+        if self._samples_as_original or not self._core_is_current:
             return sb3.HerReplayBuffer.sample(self, batch_size, env)
         return super().sample(batch_size, env)
 
@@ -146,7 +146,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         return torch.from_numpy(np.asarray(rewards, np.float32).reshape(-1)), rows["terminated"]
 
     def truncate_last_trajectory(self) -> None:
-        """Truncate running episodes, which are abandoned after loading: the next step starts a new one."""
+        """Truncate running episodes, which a loaded buffer does not continue: the next step starts a new episode."""
         if not self._core_is_current:
             sb3.HerReplayBuffer.truncate_last_trajectory(self)
             return

@@ -54,7 +54,7 @@ class _MaskableBuffer(RolloutBuffer):
 
 
 class MaskableRolloutBuffer(_MaskableBuffer, contrib.MaskableRolloutBuffer):
-    """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all 1 for steps without a mask."""
+    """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, which are 1 for steps without a mask."""
 
 
 class MaskableDictRolloutBuffer(_MaskableBuffer, DictRolloutBuffer, contrib.MaskableDictRolloutBuffer):

@@ -68,8 +68,8 @@ class _RecurrentBuffer(RolloutBuffer):
             self._arrays[name][row] = state.numpy(force=True)
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
-        """Yield every step once, in batches of sequences; a single batch without `batch_size`."""
-        if self._is_custom:
+        """Yield every step once, in batches of sequences; by default in a single batch."""
+        if self._has_own_batches:
             yield from super().get(batch_size)
             return
         self._require_full()
@@ -80,21 +80,23 @@ class _RecurrentBuffer(RolloutBuffer):
             yield self._sequences(numbers[start : start + (batch_size or total)])
 
     def _sequences(self, numbers: np.ndarray) -> Any:
-        """Make padded sequences of the steps `numbers`, which are env · buffer_size + time."""
+        """Make padded sequences of the steps with these numbers, env · buffer_size + time."""
         time, envs = numbers % self.buffer_size, numbers // self.buffer_size
         starts = (self._arrays["episode_starts"][time, envs] != 0) | (time == 0)
         starts[0] = True
         self.seq_start_indices = first = np.flatnonzero(starts)
         rows, mask = _padding(first, len(numbers))
 
-        def padded(name: str) -> Any:
+        def pad_field(name: str) -> Any:
             return map_tree(lambda array: self._pad(array[time, envs], rows, mask), self._arrays[name])
 
-        parts = [padded(name) for name in ("observations", "actions", "values", "log_probs", "advantages", "returns")]
+        parts = [
+            pad_field(name) for name in ("observations", "actions", "values", "log_probs", "advantages", "returns")
+        ]
         states = [self._arrays[name][time[first], :, envs[first]].swapaxes(0, 1) for name in _STATE_NAMES]
         pi_h, pi_c, vf_h, vf_c = (self.to_torch(np.ascontiguousarray(state)) for state in states)
-        real = torch.from_numpy(mask.astype(np.float32)).to(self.device)
-        return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), padded("episode_starts"), real])
+        step_mask = torch.from_numpy(mask.astype(np.float32)).to(self.device)
+        return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), pad_field("episode_starts"), step_mask])
 
     def _pad(self, steps: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> torch.Tensor:
         """Gather steps [B, …] into sequences [S · L, …] with zeros as padding."""
@@ -115,8 +117,8 @@ class RecurrentDictRolloutBuffer(_RecurrentBuffer, DictRolloutBuffer, contrib.Re
 
 
 def _padding(first: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps of padded sequences [S · L] that start at the steps `first`, and a mask of real steps."""
+    """Return the step numbers of padded sequences [S · L] that start at the steps `first`, and a mask of real steps."""
     lengths = np.diff(first, append=total)
-    ahead = np.arange(lengths.max())
-    mask = ahead < lengths[:, None]
-    return np.where(mask, first[:, None] + ahead, 0).reshape(-1), mask.reshape(-1)
+    offsets = np.arange(lengths.max())
+    mask = offsets < lengths[:, None]
+    return np.where(mask, first[:, None] + offsets, 0).reshape(-1), mask.reshape(-1)
