@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from relive.compat.views import WriteThroughTensorDict, map_tree
+from relive.compat.views import map_tree
 from relive.schema.assembly import make_tensordict
 
 
@@ -30,10 +30,6 @@ def original_or_ours(module: str, ours: type) -> Any:
     """Return AgileRL's class with the name of our subclass; our class without AgileRL."""
     original = original_class(module, ours.__name__)
     return ours if original is object else original
-
-
-Memory = WriteThroughTensorDict
-"""Name of the class in older pickles."""
 
 
 def to_columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[str, Any]:

@@ -61,11 +61,12 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
         self._random = np.random.default_rng(experiment_seed(seed))
         self._rows: TensorDict | None = None
         """Cache of `storage`."""
-        self._written = 0
+        self._num_written = 0
         """Number of rows added to the current core."""
-        self._before = 0
-        """Number of rows added before the current core: the offset between the core's ids and "idxs"."""
-        self._claimed = 0
+        self._first_id = 0
+        """The id of the current core's first row: the offset between the core's ids and "idxs"."""
+        self._assigned_size = 0
+        """Value of `size` without a core."""
 
     def _sampler(self) -> Sampler:
         return rl.Uniform()
@@ -98,12 +99,12 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
 
         Before the first `add` it is a plain number, for a subclass with rows of its own.
         """
-        return self._claimed if self.core is None else len(self.core)
+        return self._assigned_size if self.core is None else len(self.core)
 
     @size.setter
     def size(self, size: int) -> None:
         if self.storage is None:
-            self._claimed = size
+            self._assigned_size = size
             return
         if not 0 <= size <= self.max_size:
             raise SchemaError(explain("size", f"0 to {self.max_size}", size, "Add rows instead."))
@@ -132,7 +133,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
     @property
     def _cursor(self) -> int:
         """The slot of the next row."""
-        return self._written % self.max_size
+        return self._num_written % self.max_size
 
     @property
     def is_full(self) -> bool:
@@ -164,7 +165,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
         }
         core.extend({**unused, "truncated": all_false, "action": rows})
         self.core, self._fields = core, fields
-        self._written += count
+        self._num_written += count
         self.counter += count
 
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
@@ -177,12 +178,12 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
             slots = torch.randint(
                 size, (count,), generator=torch.Generator().manual_seed(self._next_seed()), device="cpu"
             )
-        batch = core.read((slots + (self._written - size)).to(core.device))
+        batch = core.read((slots + (self._num_written - size)).to(core.device))
         return to_batch(batch["action"], **({"idxs": self._to_global_ids(batch["index"])} if return_idx else {}))
 
     def _to_global_ids(self, index: torch.Tensor) -> torch.Tensor:
         """Convert the core's ids, which start at the last `clear`, to ids that start at the first `add`."""
-        return index + self._before if self._before else index
+        return index + self._first_id if self._first_id else index
 
     def _require_rows(self) -> rl.ReplayBuffer:
         if self.core is None:
@@ -191,8 +192,8 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
 
     def clear(self) -> None:
         """Remove every row; the next `add` may have other fields."""
-        self._before += self._written
-        self._written = self._claimed = 0
+        self._first_id += self._num_written
+        self._num_written = self._assigned_size = 0
         self.core = self._rows = None
 
     def draw_from_copy(self, seed: int) -> None:
@@ -297,7 +298,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """Read the rows with these ids. Another buffer has the same ids if every result of `add` was added to it."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
-        rows = to_batch(self._require_rows().read(flat - self._before if self._before else flat)["action"])
+        rows = to_batch(self._require_rows().read(flat - self._first_id if self._first_id else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
 
     def clear(self) -> None:
@@ -353,7 +354,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Set the priorities of the rows `indices`; values below 1e-5 become 1e-5."""
-        index = torch.as_tensor(indices, device=self.device).reshape(-1).long() - self._before
+        index = torch.as_tensor(indices, device=self.device).reshape(-1).long() - self._first_id
         clamped_priorities = (
             torch.as_tensor(priorities, dtype=torch.float64, device=self.device).reshape(-1).clamp(min=1e-5)
         )
@@ -361,7 +362,8 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priorities", f"{len(index)} numbers", len(clamped_priorities), remedy))
         if len(index):
-            if self._before:  # ids issued before the last clear() become negative
+            if self._first_id:
+                # Rows that clear() removed now have negative ids.
                 index, clamped_priorities = index[index >= 0], clamped_priorities[index >= 0]
             self._require_rows().update_priority(index, clamped_priorities)
 
@@ -370,12 +372,12 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
         if not 0 <= idx < self.size:
             raise AssertionError(f"idx: expected a stored slot below {self.size}, got {idx}.")
         self._require_rows().update_priority(
-            self._ids_at([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
+            self._ids_in_slots([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
         )
 
-    def _ids_at(self, slots: Any) -> torch.Tensor:
+    def _ids_in_slots(self, slots: Any) -> torch.Tensor:
         """Return the core's ids of the rows in these slots of `storage`."""
-        newest = self._written - 1
+        newest = self._num_written - 1
         slots = torch.as_tensor(slots, device=self.device)
         return newest - (newest - slots) % self.max_size
 
@@ -413,7 +415,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
             remedy = "Call update_priorities."
             raise SchemaError(explain("tree", "alpha above 0, to tell priorities from leaves", 0, remedy))
         priority = torch.as_tensor(np.asarray(masses, np.float64) ** (1 / self._alpha), device="cpu")
-        self._require_rows().update_priority(self._ids_at(slots), priority)
+        self._require_rows().update_priority(self._ids_in_slots(slots), priority)
 
 
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ _CORE_NAMES = {
 """The core's name of each of AgileRL's fields."""
 
 _SEQUENCE_MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
-"""The core's name of each sequence type."""
+"""The core's mode for each value of BPTTSequenceType."""
 _SUPPORTED_SPACES = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
 _OriginalRolloutBuffer: Any = original_class("components.rollout_buffer", "RolloutBuffer")
@@ -150,7 +149,8 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         self.unpadded_slices: list[torch.Tensor] | None = None
         self.padded_data: TensorDict | None = None
         self.unpadded_data: TensorDict | None = None
-        self._prepared: _Prepared | None = None
+        self._padded: TensorDict | None = None
+        """The prepared sequences `[num_sequences, max_sequence_length]`."""
 
     def add(
         self,
@@ -329,20 +329,34 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer: add steps first.")
-        mode, rollout = _sequence_mode(self.bptt_sequence_type), self._ordered_rollout()
+        kind: Any = self.bptt_sequence_type
+        mode: Any = _SEQUENCE_MODES.get(getattr(kind, "value", kind))
+        if mode is None:
+            types = ", ".join(sequence_type.name for sequence_type in BPTTSequenceType)
+            raise NotImplementedError(f"unrecognized sequence type {kind!r}: pass one of {types}.")
+        rollout = self._ordered_rollout()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
         fields = ("obs", "action", "hidden_states", "action_masks")
         (batch,) = rollout.sequences(self.max_seq_len, mode=mode, keep_tail=False, shuffle=False, fields=fields)
         target = device or self.device
-        self._prepared = prepared = _Prepared.of(batch, self.num_envs, names, target)
-        self.num_sequences, self.max_sequence_length = prepared.padded.batch_size
-        self.padded_data = prepared.padded.reshape(-1)
-        self.unpadded_slices = prepared.slices()
+        longest = int(batch["mask"].sum(1).max())
+        inputs = {
+            name: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[core_name])
+            for name, core_name in names.items()
+        }
+        padded = TensorDict(inputs, batch_size=[len(batch), longest]).to(target)
+        # [S, layers, H] has no time axis: AgileRL stores it as non-tensor data.
+        padded.set_non_tensor("initial_hidden_states", batch["hidden_states"].to(target).to_dict())
+        self._padded, self.padded_data = padded, padded.reshape(-1)
+        self.num_sequences, self.max_sequence_length = padded.batch_size
+        is_real = batch["mask"][:, :longest].cpu()
+        steps = batch["index"].cpu().unsqueeze(1) + self.num_envs * torch.arange(longest, device="cpu")
+        self.unpadded_slices = list(steps[is_real].split(is_real.sum(1).tolist()))
         names = {"log_probs": "log_prob", "advantages": "advantages", "values": "value", "returns": "returns"}
         flat = {name: rollout[core_name].flatten(0, 1).clone() for name, core_name in names.items()}
         self.unpadded_data = TensorDict(flat, batch_size=[self.size()]).to(target)
-        return prepared.padded
+        return padded
 
     def get_minibatch_sequences(self, batch_size: int) -> Iterator[tuple[TensorDict, TensorDict]]:
         """Yield every prepared sequence once, in random order, `batch_size` per minibatch.
@@ -350,15 +364,21 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         Each minibatch is a pair: the padded steps `[B · max_sequence_length]`, and the log_probs, advantages, values
         and returns of the real ones among them, in the same order.
         """
-        if self._prepared is None or self.unpadded_data is None:
+        padded, slices, unpadded = self._padded, self.unpadded_slices, self.unpadded_data
+        if padded is None or slices is None or unpadded is None:
             remedy = "call prepare_sequence_tensors() after the last step."
             raise ValueError(f"Attempting to fetch minibatches before preparing sequences: {remedy}")
-        total = len(self._prepared.steps)
+        total = len(padded)
         if check_positive_int("batch_size", batch_size) > total:
             message = f"batch_size {batch_size} is larger than the number of sequences; all {total} are one batch."
             warnings.warn(message, stacklevel=2)
+        hidden: Any = padded.get_non_tensor("initial_hidden_states")
         for sequence_ids in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
-            yield self._prepared.minibatch(sequence_ids, self.unpadded_data)
+            ids = sequence_ids.to(padded.device or "cpu")
+            inputs = padded[ids].reshape(-1)
+            inputs.set_non_tensor("initial_hidden_states", {key: state[ids] for key, state in hidden.items()})
+            steps = torch.cat([slices[i] for i in sequence_ids.tolist()])
+            yield inputs, unpadded[steps.to(unpadded.device or "cpu")]
 
     _derived_attributes = ("core", "_default_values", "_no_flags", "_flat_memory")
 
@@ -386,55 +406,6 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             self.reset()
         else:
             self.buffer.update_(saved_buffer)
-
-
-def _sequence_mode(sequence_type: Any) -> Any:
-    """Return the core's name of a sequence type, which may be passed as its value."""
-    mode = _SEQUENCE_MODES.get(getattr(sequence_type, "value", sequence_type))
-    if mode is None:
-        names = ", ".join(kind.name for kind in BPTTSequenceType)
-        raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {names}.")
-    return mode
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """All sequences of a rollout, padded to one length."""
-
-    padded: TensorDict
-    """The policy's inputs [S, L], and the hidden state at the start of each sequence."""
-    steps: torch.Tensor
-    """Flat indices t·N + n of the steps of each sequence [S, L], on the host."""
-    mask: torch.Tensor
-    """Mask of steps that are not padding [S, L], on the host."""
-
-    @staticmethod
-    def of(batch: TensorDict, num_envs: int, names: dict[str, str], device: Any) -> _Prepared:
-        """Make it from a batch `[S]` of the core's sequences; `names` maps AgileRL's field names to the core's."""
-        longest = int(batch["mask"].sum(1).max())
-        shape = torch.Size((len(batch), longest))
-        fields = {
-            name: map_tree(lambda leaf: leaf[:, :longest].contiguous(), batch[core_name])
-            for name, core_name in names.items()
-        }
-        padded = TensorDict(fields, batch_size=shape).to(device)
-        # [S, layers, H] has no time axis: AgileRL stores it as non-tensor data.
-        padded.set_non_tensor("initial_hidden_states", batch["hidden_states"].to(device).to_dict())
-        steps = batch["index"].unsqueeze(1) + num_envs * torch.arange(longest, device=batch["index"].device)
-        return _Prepared(padded, steps.cpu(), batch["mask"][:, :longest].cpu())
-
-    def slices(self) -> list[torch.Tensor]:
-        """Return the flat indices of the steps of each sequence."""
-        return list(self.steps[self.mask].split(self.mask.sum(1).tolist()))
-
-    def minibatch(self, sequence_ids: torch.Tensor, unpadded: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Return sequences `[B]`: padded inputs `[B · L]`, and the fields of the loss without padding."""
-        ids = sequence_ids.to(self.padded.device or "cpu")
-        padded = self.padded[ids].reshape(-1)
-        hidden = self.padded.get_non_tensor("initial_hidden_states")
-        padded.set_non_tensor("initial_hidden_states", {key: state[ids] for key, state in hidden.items()})
-        steps = self.steps[sequence_ids][self.mask[sequence_ids]]
-        return padded, unpadded[steps.to(unpadded.device or "cpu")]
 
 
 def _observation_tree(space: spaces.Space[Any]) -> Tree:
