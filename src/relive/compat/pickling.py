@@ -44,8 +44,10 @@ class PicklableBuffer:
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name not in self._derived_attributes}
-        return {name: pack_state(value) if isinstance(value, ReplayBuffer) else value for name, value in kept.items()}
+        attributes = {name: value for name, value in vars(self).items() if name not in self._derived_attributes}
+        return {
+            name: pack_state(value) if isinstance(value, ReplayBuffer) else value for name, value in attributes.items()
+        }
 
     @rejects_other_versions
     def __setstate__(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""AgileRL's buffers on our core, with its modules, classes, arguments and containers.
+"""AgileRL's buffers on our core, with AgileRL's modules, classes, arguments and containers.
 
     from relive.compat.agilerl.components.replay_buffer import PrioritizedReplayBuffer, ReplayBuffer
     from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer

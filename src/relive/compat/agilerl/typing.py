@@ -1,4 +1,4 @@
-"""AgileRL's `typing`: the types of sequences."""
+"""The enumeration of AgileRL's module `typing`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BPTTSequenceType(Enum):
     """FIFTY_PERCENT_OVERLAP, as AgileRL's documentation spells it."""
 
 
-# AgileRL's own enumeration where it is installed, plus the documented spelling of FIFTY_PERCENT_OVERLAP.
+# AgileRL's own enumeration is used where it is installed; it gets the documented spelling as an alias.
 _sequence_type: Any = original_or_ours("typing", BPTTSequenceType)
 if not hasattr(_sequence_type, "FIFTY_PERCENT_OVERLAPPING"):
     _sequence_type.FIFTY_PERCENT_OVERLAPPING = _sequence_type.FIFTY_PERCENT_OVERLAP

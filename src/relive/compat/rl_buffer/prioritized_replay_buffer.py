@@ -32,7 +32,7 @@ _FIELDS = REPLAY_FIELDS | {"indices": "index", "weights": "weight"}
 
 @dataclass
 class _Beta:
-    """A schedule of the importance weights' exponent that returns a settable value."""
+    """Schedule of the exponent of importance weights that returns `value`, which can be set."""
 
     value: float
 
@@ -54,7 +54,8 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        Prioritized(alpha, beta, epsilon)  # made only to check the settings
+        # This sampler is not used: its constructor checks the settings.
+        Prioritized(alpha, beta, epsilon)
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._current_beta = _Beta(beta)
         # The core's own exponent cannot change, but `alpha` may: `update_priorities` applies `alpha`.
@@ -84,7 +85,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
 
 
 class RowTree(SumTree):
-    """A `SumTree` with a copy of a buffer's priorities; `update` writes to the buffer, too."""
+    """Copy of a buffer's priorities as a `SumTree`; `update` writes to the buffer, too."""
 
     def __init__(self, core: _Replay) -> None:
         super().__init__(core.capacity)
@@ -93,7 +94,8 @@ class RowTree(SumTree):
         self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
         sampler: Any = core.sampler
         sums[first : first + self.capacity] = sampler.masses().cpu()
-        while first > 1:  # compute the sums level by level, from the leaves to the root
+        # Compute the sums level by level, from the leaves to the root.
+        while first > 1:
             first //= 2
             sums[first : 2 * first] = sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
 

@@ -72,7 +72,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         """Number of stored time steps."""
         return len(self.core) // self.num_envs
 
-    def _next_row(self) -> int:
+    def _find_next_row(self) -> int:
         """Return the row of the memory that is written next."""
         ids = self.core.ids()
         return (int(ids[-1]) // self.num_envs + 1) % self._buffer_size if len(ids) else 0
@@ -84,7 +84,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         """Set `_make`, a picklable function that makes the core."""
         self.obs_shape, self.action_shape = obs_shape, action_shape
         fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        # "stored": otherwise the last observation of each episode would occupy a row of the capacity.
+        # With next_obs="shared" the last observation of each episode would occupy a row of the capacity.
         settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
         self._make = partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
 
@@ -103,16 +103,19 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         `truncated` may come before `next_obs`: they are told apart by shape, or by dtype if observations are scalars.
         """
         core, tracker = self.core, self._stats_tracker
-        with core._lock:  # other processes and threads may add too: check and write must be atomic
+        # Other processes and threads may add, too: the check and the write must be atomic.
+        with core._lock:
             is_full = self.reset_strategy is not ResetStrategy.RECURRENT and len(core) == core.capacity
             check_not_full(is_full, self.reset_strategy)
             step = self._convert(obs, action, reward, done, next_obs, truncated)
-            if tracker is not None:  # before the write, since the tracker may refuse the metrics
+            # The tracker may refuse the metrics, so it is updated before the write.
+            if tracker is not None:
                 ended = to_numpy(step[3])
                 if getattr(tracker, "truncated_ends", False) is True:
                     ended = ended | to_numpy(step[4])
                 update_stats(tracker, ended, step[2], infos, done_reasons)
-            if is_full:  # the strategy is AUTO: start again with an empty buffer
+            # The strategy is AUTO: a full buffer is emptied.
+            if is_full:
                 self.reset()
             core.add(*step)
 
@@ -175,7 +178,7 @@ class LocalReplayBuffer(TransitionBuffer, BaseBuffer):
 
     @property
     def _pos(self) -> int:
-        return (self._next_row() or self._buffer_size) if self._full else self.current_size
+        return (self._find_next_row() or self._buffer_size) if self._full else self.current_size
 
     @_pos.setter
     def _pos(self, pos: int) -> None:

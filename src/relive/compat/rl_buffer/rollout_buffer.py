@@ -151,7 +151,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
 
     def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
-        self._computed_score("get")
+        self._require_score("get")
         check_positive_int("batch_size", batch_size)
         count = self.total_current_size
         columns = {name: self._rows.flat_view(field) for name, field in _BATCH_FIELDS.items()}
@@ -171,13 +171,13 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
 
         `sequence_length=None` yields whole episodes. See `relive.RolloutBuffer.sequences`.
         """
-        self._computed_score("get_sequences")
+        self._require_score("get_sequences")
         sequences = self.core.sequences(sequence_length, batch_size=batch_size, shuffle=shuffle, device=self.device)
         return (
             SequenceBatch(**{name: batch[field] for name, field in _SEQUENCE_FIELDS.items()}) for batch in sequences
         )
 
-    def _computed_score(self, where: str, name: str = "advantage") -> torch.Tensor:
+    def _require_score(self, where: str, name: str = "advantage") -> torch.Tensor:
         """Return the advantages or returns of the stored steps; raise if they are not computed."""
         if name not in self._rows.scores:
             remedy = "Call compute_returns_and_advantages first."
@@ -188,7 +188,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
     _advantages, _returns = memory_views(*SCORES)
 
     def _get_memory(self, field: str) -> Any:
-        return self._computed_score(f"{field}s", field) if field in SCORES else self._rows.view(field)
+        return self._require_score(f"{field}s", field) if field in SCORES else self._rows.view(field)
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages to mean 0 and population standard deviation 1."""
@@ -211,7 +211,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
     @property
     def advantages_std(self) -> float:
         """Unbiased standard deviation of the advantages; 0 for a single step."""
-        return _unbiased_std(self._advantages)
+        return _compute_unbiased_std(self._advantages)
 
     @property
     def returns_mean(self) -> float:
@@ -221,7 +221,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
     @property
     def returns_std(self) -> float:
         """Unbiased standard deviation of the returns; 0 for a single step."""
-        return _unbiased_std(self._returns)
+        return _compute_unbiased_std(self._returns)
 
 
 def _normalize(x: torch.Tensor) -> None:
@@ -229,7 +229,7 @@ def _normalize(x: torch.Tensor) -> None:
     x.sub_(mean).div_(deviation + 1e-6)
 
 
-def _unbiased_std(x: torch.Tensor) -> float:
+def _compute_unbiased_std(x: torch.Tensor) -> float:
     return float(x.std()) if x.numel() > 1 else 0.0
 
 

@@ -23,14 +23,14 @@ __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
 
 @dataclass
 class SharedMemoryComponents:
-    """A handle of the main process's memory, small enough to send to a worker."""
+    """Handle of the main process's memory, small enough to send to a worker."""
 
     handle: Handle
 
 
 @dataclass
 class SharedStates:
-    """rl-buffer's shared counters. Empty: the core counts in its shared memory."""
+    """Placeholder for rl-buffer's shared counters; it is empty, because the core counts in its shared memory."""
 
 
 class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
@@ -71,7 +71,8 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
     @property
     def core(self) -> _Replay:
         """The relive buffer underneath."""
-        if self._process != os.getpid():  # a forked child must not use its parent's handles
+        # A forked child must not use its parent's handles, so it connects again.
+        if self._process != os.getpid():
             self._use(connect(self._core.handle()))
         return self._core
 
@@ -93,7 +94,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
 
     def pos(self) -> int:
         """Return the number of stored time steps; of a full buffer, the row that is overwritten next."""
-        return self._next_row() if self.full() else self.current_size
+        return self._find_next_row() if self.full() else self.current_size
 
     def set_pos(self, value: int) -> None:
         """Remove every step if `value` is 0; raise for another new position."""

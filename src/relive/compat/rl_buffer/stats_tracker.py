@@ -1,4 +1,4 @@
-"""rl-buffer's `StatsTracker`: statistics of the newest finished episodes."""
+"""rl-buffer's `StatsTracker`, the statistics of the newest finished episodes."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class StatsTracker:
         rewards, ended = to_numpy(rewards), to_numpy(dones).nonzero()[0]
         if rewards.shape != (self.num_envs,):
             rewards = self._fit("rewards", rewards.sum(1) if rewards.ndim == 2 else rewards)
-        metrics = self._extra_metrics(infos) if infos is not None and len(self.metrics_keys) > 2 else ()
+        metrics = self._read_extra_metrics(infos) if infos is not None and len(self.metrics_keys) > 2 else ()
         if len(ended) and ended[-1] >= self.num_envs:
             remedy = "Pass one flag for each environment."
             raise SchemaError(explain("dones", f"{self.num_envs} flags", np.shape(dones), remedy))
-        running = self._current_episode_stats
-        running["rewards"] += rewards
-        running["lengths"] += 1
+        sums = self._current_episode_stats
+        sums["rewards"] += rewards
+        sums["lengths"] += 1
         for key, values in metrics:
-            running[key] += values
+            sums[key] += values
         for env in ended.tolist():
             self._finish_episode(env, () if done_reasons is None else done_reasons)
 
-    def _extra_metrics(self, infos: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
+    def _read_extra_metrics(self, infos: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
         extra = [key for key in self.metrics_keys if key in infos and key not in ("rewards", "lengths")]
         return [(key, self._fit(key, to_numpy(infos[key]))) for key in extra]
 
@@ -96,9 +96,9 @@ class StatsTracker:
             for name, values in self.get_raw_values().items()
             for moment in _MOMENTS
         }
-        return {**moments, **self._reason_rates()} if moments else {}
+        return {**moments, **self._compute_reason_rates()} if moments else {}
 
-    def _reason_rates(self) -> dict[str, float]:
+    def _compute_reason_rates(self) -> dict[str, float]:
         episodes = self.ep_info_buffer
         counts = {reason: sum(f"ep_done_{reason}" in each for each in episodes) for reason in self.done_reason_keys}
         return {f"{self.category}/done_{reason}_rate": count / len(episodes) for reason, count in counts.items()}

@@ -51,7 +51,7 @@ class Transition(TensorClass):
     done: Any
 
     def __post_init__(self) -> None:
-        """Convert the fields; a reward or done without axes becomes a vector of length one."""
+        """Convert the fields; a reward or done without axes gets shape (1,)."""
         for name in ("obs", "next_obs"):
             if isinstance(value := getattr(self, name), dict | tuple):
                 setattr(self, name, to_tensordict(value))
@@ -85,13 +85,13 @@ def _convert_by_agent(data: Any) -> TensorDict:
 
 
 class ReplayDataset(_OriginalReplayDataset):
-    """A buffer as an endless dataset of batches, for torch's DataLoader.
+    """Endless dataset of batches drawn from a buffer, for torch's DataLoader.
 
-    A worker process of the loader draws from its own copy of the memory, made when it started.
+    A worker process of the loader draws from its own copy of the memory, which is made when the process starts.
     """
 
     def __init__(self, buffer: Any, batch_size: int = 256) -> None:
-        # AgileRL's tests match both messages up to the colon.
+        # AgileRL's tests match the two messages below up to the colon.
         if not isinstance(buffer, _ReplayBufferClass):
             kind = type(buffer).__name__
             warnings.warn(f"Buffer is not an agilerl ReplayBuffer: {kind}.sample() draws the batches.", stacklevel=2)
@@ -104,6 +104,7 @@ class ReplayDataset(_OriginalReplayDataset):
     def __iter__(self) -> Iterator[TensorDict]:
         worker = get_worker_info()
         if worker is not None and self._process != os.getpid() and isinstance(self.buffer, ReplayBuffer):
-            self._process = os.getpid()  # only once per worker process, which may iterate several times
+            # A worker process that iterates again keeps its generator.
+            self._process = os.getpid()
             self.buffer.draw_from_copy(worker.seed)
         yield self.buffer.sample(self.batch_size)

@@ -50,7 +50,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        # max_size is 0 for a subclass that stores the rows itself.
+        # A subclass that stores its rows itself passes 0 as max_size.
         self.max_size = 0 if max_size == 0 else check_positive_int("max_size", max_size)
         self.device = device
         self.dtype = dtype
@@ -68,16 +68,16 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
         self._assigned_size = 0
         """Value of `size` without a core."""
 
-    def _sampler(self) -> Sampler:
+    def _make_sampler(self) -> Sampler:
         return rl.Uniform()
 
-    def _new_core(self, fields: dict[str, Any], seed: int) -> rl.ReplayBuffer:
-        """Make a core for rows with these fields; the core's other fields are unused."""
+    def _make_core(self, fields: dict[str, Any], seed: int) -> rl.ReplayBuffer:
+        """Make a core that stores rows with these fields as its field "action"; its other fields are unused."""
         return rl.ReplayBuffer(
-            self.max_size, (), fields, sampler=self._sampler(), device=self.device, next_obs="stored", seed=seed,
+            self.max_size, (), fields, sampler=self._make_sampler(), device=self.device, next_obs="stored", seed=seed,
         )  # fmt: skip
 
-    def _next_seed(self) -> int:
+    def _draw_seed(self) -> int:
         return int(self._random.integers(2**62))
 
     @property
@@ -110,7 +110,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
             raise SchemaError(explain("size", f"0 to {self.max_size}", size, "Add rows instead."))
         rows, counter = self.storage.clone(), self.counter
         ReplayBuffer.clear(self)
-        self.core = self._new_core(self._fields, self._next_seed())
+        self.core = self._make_core(self._fields, self._draw_seed())
         self._storage = rows
         if size:
             ReplayBuffer.add(self, rows[:size])
@@ -132,7 +132,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
 
     @property
     def _cursor(self) -> int:
-        """The slot of the next row."""
+        """Slot of the row that is added next."""
         return self._num_written % self.max_size
 
     @property
@@ -154,7 +154,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
         core, fields = self.core, self._fields
         if core is None:
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
-            core = self._new_core(fields, self._next_seed())
+            core = self._make_core(fields, self._draw_seed())
         placeholder_rows = torch.zeros(2, count, device=core.device)
         all_false = torch.zeros(count, dtype=torch.bool, device=core.device)
         unused = {
@@ -176,7 +176,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
             slots = torch.from_numpy(self._random.choice(size, count, replace=False))
         else:
             slots = torch.randint(
-                size, (count,), generator=torch.Generator().manual_seed(self._next_seed()), device="cpu"
+                size, (count,), generator=torch.Generator().manual_seed(self._draw_seed()), device="cpu"
             )
         batch = core.read((slots + (self._num_written - size)).to(core.device))
         return to_batch(batch["action"], **({"idxs": self._to_global_ids(batch["index"])} if return_idx else {}))
@@ -201,14 +201,14 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
         self._random = np.random.default_rng(seed)
         if self.core is not None:
             permit_forked_copy(self.core)
-            self.core._random.restore(self.core.storage.make_random(self._next_seed()).snapshot())
+            self.core._random.restore(self.core.storage.make_random(self._draw_seed()).snapshot())
 
     _derived_attributes = ("_rows",)
 
     def _derive(self) -> None:
         self._rows = None
         if self.core is not None:
-            self.core = restore_core(self._new_core(self._fields, seed=0), self.core)
+            self.core = restore_core(self._make_core(self._fields, seed=0), self.core)
 
 
 class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
@@ -296,7 +296,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
         return to_columns({**dict(steps[0].items()), self.reward_key: total, **last_fields}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
-        """Read the rows with these ids. Another buffer has the same ids if every result of `add` was added to it."""
+        """Read the rows with these ids. A second buffer that got every result of `add` has the same ids."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
         rows = to_batch(self._require_rows().read(flat - self._first_id if self._first_id else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
@@ -342,7 +342,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
             raise SchemaError(explain("alpha", f"{self._alpha} for the rows that are stored", alpha, remedy))
         self._alpha = alpha
 
-    def _sampler(self) -> Sampler:
+    def _make_sampler(self) -> Sampler:
         return rl.Prioritized(alpha=self._alpha, beta=lambda _: self._beta, eps=0.0, normalize="global")
 
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
@@ -376,39 +376,37 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
         )
 
     def _ids_in_slots(self, slots: Any) -> torch.Tensor:
-        """Return the core's ids of the rows in these slots of `storage`."""
+        """Return the core's id of the row in each of these slots of `storage`."""
         newest = self._num_written - 1
         slots = torch.as_tensor(slots, device=self.device)
         return newest - (newest - slots) % self.max_size
 
-    def _priorities(self) -> Any:
-        """Return the core's sampler, which holds the priorities."""
-        return self._require_rows().sampler
-
     @property
     def max_priority(self) -> float:
         """The largest priority so far, which new rows get."""
-        return 1.0 if self.core is None else self._priorities().largest()
+        sampler: Any = None if self.core is None else self.core.sampler
+        return 1.0 if sampler is None else sampler.largest()
 
     @property
     def sum_tree(self) -> SumSegmentTree:
         """A copy of priority^alpha per slot of `storage`; 0 in empty slots. Writing to it sets priorities."""
-        return SumSegmentTree.of(self._masses(), self._write_masses)
+        return SumSegmentTree.from_leaves(self._copy_masses(), self._write_masses)
 
     @property
     def min_tree(self) -> MinSegmentTree:
         """A copy of priority^alpha per slot of `storage`; infinite in empty slots. Writing to it sets priorities."""
-        masses = self._masses()
-        return MinSegmentTree.of(np.where(masses == 0, np.inf, masses), self._write_masses)
+        masses = self._copy_masses()
+        return MinSegmentTree.from_leaves(np.where(masses == 0, np.inf, masses), self._write_masses)
 
     @property
     def tree_ptr(self) -> int:
-        """The slot of the next row."""
+        """Slot of the row that is added next."""
         return self._cursor
 
-    def _masses(self) -> np.ndarray:
+    def _copy_masses(self) -> np.ndarray:
         """Return priority^alpha per slot of `storage`; 0 in empty slots."""
-        return np.zeros(self.max_size) if self.core is None else self._priorities().masses().numpy(force=True)
+        sampler: Any = None if self.core is None else self.core.sampler
+        return np.zeros(self.max_size) if sampler is None else sampler.masses().numpy(force=True)
 
     def _write_masses(self, slots: np.ndarray, masses: np.ndarray) -> None:
         if self._alpha == 0:

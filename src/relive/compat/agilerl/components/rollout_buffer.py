@@ -86,17 +86,17 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         self._allocate()
 
     def _allocate(self) -> None:
-        self.core = self._new_rollout()
+        self.core = self._make_rollout()
         default_row = self.core.columns[0].clone()
         default_row["action_masks"].fill_(True)
-        self._default_values = {name: default_row[name] for name in self._extra()}
+        self._default_values = {name: default_row[name] for name in self._declare_extra_fields()}
         """Default values of the optional arguments of `add`."""
         self._no_flags = default_row["truncated"]
         self._show_memory()
 
-    def _extra(self) -> dict[str, Any]:
+    def _declare_extra_fields(self) -> dict[str, Any]:
         extra: dict[str, Any] = {
-            "next_observations": _observation_tree(self.observation_space),
+            "next_observations": _declare_observation(self.observation_space),
             "advantages": (),
             "returns": (),
             "episode_starts": _FLAG,
@@ -111,19 +111,21 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             }
         return extra
 
-    def _new_rollout(self) -> rl.RolloutBuffer:
-        obs, action = _observation_tree(self.observation_space), _num_actions(self.action_space)
-        return rl.RolloutBuffer(self.capacity, self.num_envs, obs, action, extra=self._extra(), device=self.device)
+    def _make_rollout(self) -> rl.RolloutBuffer:
+        obs, action = _declare_observation(self.observation_space), _count_action_components(self.action_space)
+        return rl.RolloutBuffer(
+            self.capacity, self.num_envs, obs, action, extra=self._declare_extra_fields(), device=self.device
+        )
 
     def _show_memory(self) -> None:
         """Set `buffer` to the core's memory under AgileRL's names."""
         rows = self.core.columns
-        columns = {name: rows[core_name] for name, core_name in self._names().items()}
+        columns = {name: rows[core_name] for name, core_name in self._map_names().items()}
         self.buffer = WriteThroughTensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
         self._flat_memory: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
         """The memory as `[capacity · num_envs, …]`."""
 
-    def _names(self) -> dict[str, str]:
+    def _map_names(self) -> dict[str, str]:
         optional_names = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
         return _CORE_NAMES | {name: name for name in optional_names}
 
@@ -137,7 +139,6 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
 
     @property
     def _oldest_row(self) -> int:
-        """The row of the oldest step."""
         return self.pos if self.full and self.pos < self.capacity else 0
 
     def reset(self) -> None:
@@ -191,7 +192,9 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             self.core.take_back(row)
         self.core.add(
             self._reshape_observation("obs", self.observation_space, obs),
-            self._reshape("action", action, (_num_actions(self.action_space),), self.action_space.shape or ()),
+            self._reshape(
+                "action", action, (_count_action_components(self.action_space),), self.action_space.shape or ()
+            ),
             self._reshape("reward", reward),
             self._reshape("done", done) != 0,
             self._no_flags,
@@ -311,7 +314,7 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         if not oldest:
             self.core.take_back(self._num_steps)
             return self.core
-        rows, ordered_rollout = self.core.columns, self._new_rollout()
+        rows, ordered_rollout = self.core.columns, self._make_rollout()
         rows_in_order: Any = torch.cat([rows[oldest:], rows[:oldest]])
         ordered_rollout.columns.update_(rows_in_order)
         ordered_rollout.take_back(self.capacity)
@@ -324,7 +327,7 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         that sequences start with. `get_minibatch_sequences` draws from them.
         """
         if not self.recurrent:
-            # AgileRL's tests match these messages up to the colon.
+            # AgileRL's tests match the two messages below up to the colon.
             reason = "other rollouts have no hidden states."
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
@@ -408,10 +411,10 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             self.buffer.update_(saved_buffer)
 
 
-def _observation_tree(space: spaces.Space[Any]) -> Tree:
+def _declare_observation(space: spaces.Space[Any]) -> Tree:
     """Declare the fields of an observation: nested for a Dict, one number [1] for a Discrete."""
     if isinstance(space, spaces.Dict):
-        return {key: _observation_tree(part) for key, part in space.spaces.items()}
+        return {key: _declare_observation(part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         raise AssertionError(explain("observation_space", "any space but a Tuple", space, "Use a Dict space."))
     if isinstance(space, spaces.Discrete):
@@ -421,7 +424,7 @@ def _observation_tree(space: spaces.Space[Any]) -> Tree:
     raise NotImplementedError(explain("observation_space", _SUPPORTED_SPACES, space, "Wrap the environment."))
 
 
-def _num_actions(space: spaces.Space[Any]) -> int:
+def _count_action_components(space: spaces.Space[Any]) -> int:
     """Count the components of an action."""
     if isinstance(space, spaces.Discrete):
         return 1

@@ -32,8 +32,8 @@ class SegmentTree(_OriginalSegmentTree):
         self._on_write: Callable[[Any, Any], None] | None = None
 
     @classmethod
-    def of(cls: Any, leaves: np.ndarray, on_write: Callable[[Any, Any], None]) -> Any:
-        """Make a tree with these leaves; `on_write(indices, values)` is called before every later write."""
+    def from_leaves(cls: Any, leaves: np.ndarray, on_write: Callable[[Any, Any], None]) -> Any:
+        """Make a tree with these leaves; it calls `on_write(indices, values)` before every later write."""
         tree: Any = cls(1 << (len(leaves) - 1).bit_length())
         tree.update_batch(np.arange(len(leaves)), leaves)
         tree._on_write = on_write

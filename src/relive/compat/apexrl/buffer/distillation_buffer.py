@@ -52,7 +52,8 @@ class DistillationBuffer:
 
     def add(self, obs: Any, action: Any) -> None:
         """Store an observation and the expert's action: one row, or a batch of rows [B, …]."""
-        list_leaves("obs", self.obs_shape, obs)  # raises a TypeError for another structure, as ApexRL does
+        # Observations of another structure are a TypeError in ApexRL.
+        list_leaves("obs", self.obs_shape, obs)
         self.core.add(to_device(obs, self.device), to_device(action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ class OverwrittenObs:
         self._address = 0
         self._previous_next_obs: torch.Tensor | None = None
 
-    def is_first(self, obs: Any, next_obs: Any) -> bool:
+    def is_first_overwrite(self, obs: Any, next_obs: Any) -> bool:
         """Return True once: for the first batch in which most observations are overwritten."""
         if not self._checks_left or not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
             return False
@@ -33,7 +33,8 @@ class OverwrittenObs:
         is_overwritten = False
         if address == next_obs.data_ptr():
             is_overwritten = bool(address)
-        elif not is_reused or not obs.is_cpu:  # on other devices the comparison would synchronise
+        elif not is_reused or not obs.is_cpu:
+            # On other devices the comparison would wait for the device.
             self._previous_next_obs = None
         else:
             previous, self._previous_next_obs = self._previous_next_obs, next_obs.clone()
@@ -55,14 +56,14 @@ class ReusedObs:
         self._previous_obs: torch.Tensor | None = None
         """The previous `obs`. The reference keeps its memory alive: a new tensor could get the address otherwise."""
 
-    def is_first(self, obs: Any, stored: torch.Tensor | None) -> bool:
-        """Return True once: for the first `obs` at the previous address that differs from the previous row `stored`."""
+    def is_first_reuse(self, obs: Any, stored_obs: torch.Tensor | None) -> bool:
+        """Return True once: for the first `obs` at the previous address that differs from the row `stored_obs`."""
         if not self._checks_left or not isinstance(obs, torch.Tensor):
             return False
         previous, self._previous_obs = self._previous_obs, obs
-        if previous is None or stored is None or previous.data_ptr() != obs.data_ptr() or not obs.is_cpu:
+        if previous is None or stored_obs is None or previous.data_ptr() != obs.data_ptr() or not obs.is_cpu:
             return False
-        is_overwritten = obs.shape == stored.shape and not torch.equal(obs, stored)
+        is_overwritten = obs.shape == stored_obs.shape and not torch.equal(obs, stored_obs)
         self._checks_left = 0 if is_overwritten else self._checks_left - 1
         if not self._checks_left:
             self._previous_obs = None

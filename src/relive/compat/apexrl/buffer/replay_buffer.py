@@ -73,10 +73,10 @@ class ReplayBuffer(PicklableBuffer):
         """Number of transitions written since the last `clear`."""
         self._names = _CORE_NAMES if critic_obs_shape is None else _CORE_NAMES | _CRITIC
         self._seed = experiment_seed(seed)
-        self._overwritten = OverwrittenObs()
+        self._overwritten_obs = OverwrittenObs()
         self._zero_flags: dict[int | None, torch.Tensor] = {}
         """`truncated` of the latest batch, by its size; None is a single transition."""
-        self._core = self._new_core(action_dtype or torch.float32)
+        self._core = self._make_core(action_dtype or torch.float32)
         first_field: Any = declare(obs_shape, obs_dtype)
         while isinstance(first_field, Mapping):
             first_field = next(iter(first_field.values()))
@@ -84,11 +84,11 @@ class ReplayBuffer(PicklableBuffer):
         """Number of axes of the first tensor of an observation."""
 
     def _replace_core(self, action_dtype: torch.dtype) -> None:
-        """Make an empty core. The old one is freed first: two may not fit into memory."""
+        """Replace the core by an empty one; the old core is freed first, since two may not fit into memory."""
         del self._core
-        self._core = self._new_core(action_dtype)
+        self._core = self._make_core(action_dtype)
 
-    def _new_core(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
+    def _make_core(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
         critic = {} if self.critic_obs_shape is None else _CRITIC
         fields = declare(self.obs_shape, self.obs_dtype), Field(self.action_shape, action_dtype)
         extra = {"dones": (), **{name: declare(self.critic_obs_shape, self.obs_dtype) for name in critic}}
@@ -143,14 +143,14 @@ class ReplayBuffer(PicklableBuffer):
         dtype = self.action_dtype or declare_action(actions, 0, self.action_shape, None).dtype
         if not self._num_written and self._core.columns["action"].dtype != dtype:
             self._replace_core(dtype)
-        critic = self._critic_fields(critic_observations, next_critic_observations)
+        critic = self._collect_critic_fields(critic_observations, next_critic_observations)
         next_obs = self._copy_if_shared(obs_leaves, to_device(next_observations, self.device))
         rewards, ended = to_device(rewards, self.device), convert_dones("dones", dones, self.device)
         if count == 1:
             rewards, ended = _as_batch(rewards), _as_batch(ended)
         step = {
             "obs": obs, "action": to_device(actions, self.device), "reward": rewards, "terminated": ended.bool(),
-            "truncated": self._no_truncations(count), "next_obs": next_obs, "dones": ended, **critic,
+            "truncated": self._make_truncated(count), "next_obs": next_obs, "dones": ended, **critic,
         }  # fmt: skip
         if count is None:
             self._core.add(**step)
@@ -159,13 +159,13 @@ class ReplayBuffer(PicklableBuffer):
         self.action_dtype = dtype
         self._num_written += count or 1
 
-    def _no_truncations(self, count: int | None) -> torch.Tensor:
+    def _make_truncated(self, count: int | None) -> torch.Tensor:
         if count not in self._zero_flags:
             shape = () if count is None else (count,)
             self._zero_flags = {count: torch.zeros(shape, dtype=torch.bool, device=self.device)}
         return self._zero_flags[count]
 
-    def _critic_fields(self, *observations: Any) -> dict[str, Any]:
+    def _collect_critic_fields(self, *observations: Any) -> dict[str, Any]:
         critic = dict(zip(_CRITIC, observations, strict=True))
         if self.critic_obs_shape is not None:
             return {name: to_device(value, self.device) for name, value in critic.items()}
@@ -176,7 +176,7 @@ class ReplayBuffer(PicklableBuffer):
     def _copy_if_shared(self, obs_leaves: list[Any], next_obs: Any) -> Any:
         """Copy next observations that share memory with the observations; warn if they have overwritten them."""
         pairs = list(zip(obs_leaves, list_leaves("next_observations", self.obs_shape, next_obs), strict=True))
-        if self._overwritten.is_first(*pairs[0]):
+        if self._overwritten_obs.is_first_overwrite(*pairs[0]):
             remedy = "The environment reuses its memory: clone observations before the step."
             got = "observations that the next observations have overwritten"
             warnings.warn(explain("observations", "those before the step", got, remedy), DataWarning, stacklevel=3)
@@ -193,8 +193,9 @@ class ReplayBuffer(PicklableBuffer):
     def clear(self) -> None:
         """Remove every transition."""
         self._num_written = 0
-        self._seed += 1  # draws after `clear` differ from earlier ones
-        self._replace_core(self._core.columns["action"].dtype)  # core.clear() would not return to row 0
+        # A new seed makes the draws after `clear` differ from earlier ones. A new core starts at row 0 again.
+        self._seed += 1
+        self._replace_core(self._core.columns["action"].dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the transitions as tensors, dicts, dtypes and numbers, for `torch.load(…, weights_only=True)`.
@@ -207,14 +208,14 @@ class ReplayBuffer(PicklableBuffer):
         if self._num_written:
             memory = {name: self._get_memory(core_name) for name, core_name in self._names.items()}
             rows |= {name: to_plain(tensor[: self.size].clone()) for name, tensor in memory.items()}
-        return {"capacity": self.capacity, **self._specs(), **numbers, **rows}
+        return {"capacity": self.capacity, **self._list_specs(), **numbers, **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer unchanged."""
         if state_dict["capacity"] != self.capacity:
             remedy = "Load it into a buffer of the same capacity."
             raise ValueError(explain("capacity", f"{self.capacity}, this buffer's", state_dict["capacity"], remedy))
-        for name, spec in self._specs().items():
+        for name, spec in self._list_specs().items():
             if plain_spec(state_dict.get(name)) != spec:
                 raise ValueError(f"ReplayBuffer {name} mismatch")
         size = int(state_dict.get("size", 0))
@@ -224,7 +225,7 @@ class ReplayBuffer(PicklableBuffer):
             return
         rows = {name: state_dict[name] for name in (*_CORE_NAMES, *_CRITIC) if state_dict.get(name) is not None}
         dtype = self.action_dtype or declare_action(rows["actions"], 0, self.action_shape, None).dtype
-        self._core, self.action_dtype = self._fill(self._new_core(dtype), rows, pos), dtype
+        self._core, self.action_dtype = self._fill(self._make_core(dtype), rows, pos), dtype
         self._num_written = self.capacity + pos if state_dict.get("full", size == self.capacity) else size
 
     def _fill(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
@@ -240,11 +241,11 @@ class ReplayBuffer(PicklableBuffer):
             core.extend(part.clone())
         return core
 
-    def _specs(self) -> dict[str, Any]:
+    def _list_specs(self) -> dict[str, Any]:
         return {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
 
     def _derive(self) -> None:
-        self._core = restore_core(self._new_core(self.action_dtype or torch.float32), self._core)
+        self._core = restore_core(self._make_core(self.action_dtype or torch.float32), self._core)
 
 
 def _as_batch(value: Any) -> Any:

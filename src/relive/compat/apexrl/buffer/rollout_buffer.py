@@ -39,7 +39,7 @@ class SingleAgentRollout(StepBuffer):
     num_steps: int
     obs_shape: Spec
     privileged_obs_shape: Spec | None
-    _reused: ReusedObs
+    _reused_obs: ReusedObs
     _action_is_known = True
     """Whether shape and dtype of actions are declared, by the constructor or by the first step."""
 
@@ -62,7 +62,7 @@ class SingleAgentRollout(StepBuffer):
         """Number of stored transitions."""
         return self._rows.step * self.num_envs
 
-    def _new_rows(self, action: Field, hidden: Mapping[str, Any] | None = None, **settings: Any) -> StepRows:
+    def _make_rows(self, action: Field, hidden: Mapping[str, Any] | None = None, **settings: Any) -> StepRows:
         """Make the rows, with privileged observations if they are declared, and fields of hidden states."""
         hidden = hidden or {}
         privileged = {} if self.privileged_obs_shape is None else {PRIVILEGED: declare(self.privileged_obs_shape)}
@@ -70,8 +70,8 @@ class SingleAgentRollout(StepBuffer):
         make = partial(rl.RolloutBuffer, self.num_steps, self.num_envs, declare(self.obs_shape), action, **settings)
         return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *hidden])
 
-    def _rows_for(self, _actions: Any) -> StepRows:
-        """Return the rows for a step with such actions."""
+    def _choose_rows(self, _actions: Any) -> StepRows:
+        """Return the rows that store a step with these actions."""
         return self._rows
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
@@ -80,25 +80,26 @@ class SingleAgentRollout(StepBuffer):
         After the step call `add` with None for the three staged arguments. ApexRL has no such method.
         """
         check_not_full(self._rows)
-        rows = self._rows_for(actions)
-        rows.stage([*observation_leaves(rows, observations, privileged_observations), actions])
+        rows = self._choose_rows(actions)
+        rows.stage([*list_observation_leaves(rows, observations, privileged_observations), actions])
         self._rows, self._action_is_known = rows, True
 
     def _store(
-        self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, *rest: Any
-    ) -> None:
-        """Store one step; `rest` are the fields after `dones`, in the order of the rows."""
+        self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any,
+        *further_fields: Any,
+    ) -> None:  # fmt: skip
+        """Store one step; `further_fields` are those after `dones`, in the order of the rows."""
         check_not_full(self._rows)
-        rows = self._rows_for(actions)
-        leaves = observation_leaves(rows, observations, privileged_observations)
+        rows = self._choose_rows(actions)
+        leaves = list_observation_leaves(rows, observations, privileged_observations)
         dones = convert_dones("dones", dones, rows.tensors["dones"].device)
-        if self._reused.is_first(leaves[0], rows.newest_leaf()):
+        if self._reused_obs.is_first_reuse(leaves[0], rows.newest_leaf()):
             remedy = (
                 "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
             )
             expected, got = "memory of its own for every step", "that of the step before, with other numbers"
             warnings.warn(explain("observations", expected, got, remedy), DataWarning, stacklevel=3)
-        rows.write([*leaves, actions, rewards, dones, *rest])
+        rows.write([*leaves, actions, rewards, dones, *further_fields])
         self._rows, self._action_is_known = rows, True
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
@@ -153,7 +154,8 @@ class RolloutBuffer(SingleAgentRollout):
         action_dtype: torch.dtype | int | None = None, device: torch.device | str = "cpu",
         num_privileged_obs: int = 0, privileged_obs_shape: Spec | None = None, *, seed: int | None = None,
     ) -> None:  # fmt: skip
-        if isinstance(action_shape, str | torch.device):  # documented argument order: …, device, num_privileged_obs
+        # The documented order of arguments is (num_envs, num_steps, obs_shape, device, num_privileged_obs).
+        if isinstance(action_shape, str | torch.device):
             device, action_shape = action_shape, None
         if isinstance(action_dtype, int):
             num_privileged_obs, action_dtype = action_dtype, None
@@ -163,8 +165,8 @@ class RolloutBuffer(SingleAgentRollout):
             self.privileged_obs_shape = (check_positive_int("num_privileged_obs", num_privileged_obs),)
         self._action_arguments = action_shape, action_dtype
         self._action_is_known = None not in self._action_arguments
-        self._rows = self._new_rows(Field(action_shape or (), action_dtype or torch.float32), device=device)
-        self._reused = ReusedObs()
+        self._rows = self._make_rows(Field(action_shape or (), action_dtype or torch.float32), device=device)
+        self._reused_obs = ReusedObs()
         self._seed = experiment_seed(seed)
         self._random = generator_on(self.device, self._seed)
 
@@ -185,13 +187,13 @@ class RolloutBuffer(SingleAgentRollout):
         """Store one step of every environment; `dones` [num_envs] is 1 where this step ended an episode."""
         self._store(observations, privileged_observations, actions, rewards, dones, values, log_probs)
 
-    def _rows_for(self, actions: Any) -> StepRows:
-        """Return rows for actions like `actions`; the first ones declare the field if the constructor did not."""
+    def _choose_rows(self, actions: Any) -> StepRows:
+        """Return rows for these actions; the first step declares the action if the constructor did not."""
         if self._action_is_known:
             return self._rows
         action = declare_action(actions, 1, *self._action_arguments)
         is_same = action == Field(self.action_shape, self.action_dtype)
-        return self._rows if is_same else self._new_rows(action, device=self.device)
+        return self._rows if is_same else self._make_rows(action, device=self.device)
 
     def get_all_data(self) -> dict[str, Any]:
         """Return all transitions `[num_steps · num_envs, …]`, ordered by time, then environment, without copying.
@@ -199,12 +201,12 @@ class RolloutBuffer(SingleAgentRollout):
         For a partly filled rollout they are a copy with zeros in rows that were not stored.
         """
         count = check_nonempty("get_all_data", self._rows.step) * self.num_envs
-        data = _training_data(self._rows)
+        data = _read_training_data(self._rows)
         if not self._rows.is_full:
             num_rows = self.num_steps * self.num_envs
             remedy = "Add the missing steps, or take the first len(buffer) rows."
             warnings.warn(explain("get_all_data", f"{num_rows} stored rows", count, remedy), DataWarning, stacklevel=2)
-            data = {name: _without_rows_after(count, rows) for name, rows in data.items()}
+            data = {name: _copy_first_rows(count, rows) for name, rows in data.items()}
         return data
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
@@ -212,7 +214,7 @@ class RolloutBuffer(SingleAgentRollout):
         count = check_nonempty("get_minibatch", self._rows.step) * self.num_envs
         size = (check_positive_int("batch_size", batch_size),)
         index = torch.randint(count, size, generator=self._random, device=self.device)
-        return tuple(gather_rows(index, rows) for rows in _training_data(self._rows).values())
+        return tuple(gather_rows(index, rows) for rows in _read_training_data(self._rows).values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored steps as tensors, dicts and numbers, for `torch.load(…, weights_only=True)`."""
@@ -225,7 +227,7 @@ class RolloutBuffer(SingleAgentRollout):
         for name, expected in self._layout().items():
             if state_dict[name] != expected:
                 raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {expected}")
-        twin = RolloutBuffer(
+        loaded_buffer = RolloutBuffer(
             self.num_envs, self.num_steps, self.obs_shape, *self._action_arguments, self.device,
             self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,
         )  # fmt: skip
@@ -233,10 +235,10 @@ class RolloutBuffer(SingleAgentRollout):
             {name: state_dict[name] for name in _STEP_FIELDS if state_dict[name] is not None}, state_dict["step"]
         )
         for row in rows:
-            twin.add(**{name: row.get(name, None) for name in _STEP_FIELDS})
+            loaded_buffer.add(**{name: row.get(name, None) for name in _STEP_FIELDS})
         for name in _SCORES:
-            getattr(twin, name)[: twin.step] = state_dict[name].to(self.device)
-        self._rows, self._action_is_known = twin._rows, twin._action_is_known
+            getattr(loaded_buffer, name)[: loaded_buffer.step] = state_dict[name].to(self.device)
+        self._rows, self._action_is_known = loaded_buffer._rows, loaded_buffer._action_is_known
 
     def _layout(self) -> dict[str, Any]:
         specs = {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
@@ -255,7 +257,7 @@ def check_not_full(rows: StepRows) -> None:
         raise ValueError(explain("add", f"at most {rows.num_steps} steps", "one more", "Call clear() first."))
 
 
-def observation_leaves(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
+def list_observation_leaves(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
     """List the leaves of a step's observations."""
     leaves = list_leaves("obs", rows.tensors["obs"], observations)
     if PRIVILEGED in rows.tensors:
@@ -264,12 +266,12 @@ def observation_leaves(rows: StepRows, observations: Any, privileged_observation
     return leaves
 
 
-def _training_data(rows: StepRows) -> dict[str, Any]:
+def _read_training_data(rows: StepRows) -> dict[str, Any]:
     """Return all rows `[T · N]` of the fields of training data."""
     return {name: rows.flat_view(core_name) for name, core_name in TRAINING_FIELDS.items()}
 
 
-def _without_rows_after(count: int, rows: Any) -> Any:
+def _copy_first_rows(count: int, rows: Any) -> Any:
     if rows is None:
         return None
     copy = rows.clone()

@@ -48,11 +48,11 @@ class RolloutRNNBuffer(SingleAgentRollout):
         self.obs_shape, self.privileged_obs_shape = obs_shape, privileged_obs_shape
         self.action_shape, self.action_dtype = action_shape, action_dtype
         self.actor_hidden_shape, self.critic_hidden_shape = actor_hidden_shape, critic_hidden_shape
-        self._reused = ReusedObs()
+        self._reused_obs = ReusedObs()
         shapes = actor_hidden_shape, critic_hidden_shape
         hidden: dict[str, Any] = dict(zip(_HIDDEN, map(rl.Carry, shapes), strict=True))
         action = Field(action_shape, action_dtype)
-        self._rows = self._new_rows(action, hidden, device=device, seed=experiment_seed(seed))
+        self._rows = self._make_rows(action, hidden, device=device, seed=experiment_seed(seed))
 
     def add(
         self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, values: Any,
@@ -80,9 +80,9 @@ class RolloutRNNBuffer(SingleAgentRollout):
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
         for score in SCORES:
             self._rows.view(score)
-        return map(self._rename, self._sequences(sequence_length, minibatch_size, shuffle))
+        return map(self._rename, self._read_sequences(sequence_length, minibatch_size, shuffle))
 
-    def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
+    def _read_sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
         core = self.core
         if shuffle:
             return core.sequences(length, batch_size=batch_size, split_episodes=False)

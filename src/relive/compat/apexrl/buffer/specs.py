@@ -21,7 +21,7 @@ _VALID_DONES = frozenset((0.0, 1.0))
 
 
 def plain_spec(spec: Any) -> Any:
-    """Convert a specification to tuples and dicts, for files: a `TensorLeafSpec` becomes (shape, dtype)."""
+    """Convert a specification to tuples and dicts, which files can hold: a `TensorLeafSpec` becomes (shape, dtype)."""
     if isinstance(spec, Mapping):
         return {key: plain_spec(part) for key, part in spec.items()}
     if spec is None:
@@ -31,7 +31,8 @@ def plain_spec(spec: Any) -> Any:
 
 def list_leaves(where: str, tree: Any, value: Any) -> list[Any]:
     """List the leaves of `value` in the order of `tree`, which has the same structure; the leaves of None are None."""
-    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:  # fast path for `add` with a single tensor
+    # `add` with a single tensor takes this fast path.
+    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:
         return [value]
     if not is_tree(tree):
         if is_tree(value):
@@ -59,17 +60,22 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def convert_dones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
-    """Convert `dones` to a tensor; raise unless all are 0 or 1. Not checked on other devices: it would synchronise."""
+    """Convert `dones` to a tensor; raise unless all are 0 or 1.
+
+    On devices other than the CPU the check would wait for the device, so it is omitted.
+    """
     tensor = to_device(dones, device)
     if not isinstance(tensor, torch.Tensor):
         tensor = as_tensor(where, tensor, device).to(device)
     if tensor.dtype == torch.bool or not tensor.is_cpu:
         return tensor
-    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:  # for few numbers, comparing sets is faster
+    if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:
+        # For few numbers, comparing sets is faster than arithmetic of arrays.
         is_valid = _VALID_DONES.issuperset(tensor.tolist())
     else:
         numbers = tensor.numpy()
-        is_valid = (numbers * numbers == numbers).all()  # only 0 and 1 equal their squares
+        # Only 0 and 1 equal their squares.
+        is_valid = (numbers * numbers == numbers).all()
     if not is_valid:
         number = tensor[tensor * tensor != tensor].flatten()[0].item()
         raise SchemaError(explain(where, "zeros and ones", number, "Pass whether each episode ended."))

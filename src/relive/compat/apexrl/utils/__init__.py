@@ -1,3 +1,3 @@
-"""ApexRL's functions of observations under ApexRL's module path."""
+"""ApexRL's functions for observations under ApexRL's module path."""
 
 from relive.compat.apexrl.utils.observation import *  # noqa: F403

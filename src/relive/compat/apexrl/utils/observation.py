@@ -1,4 +1,4 @@
-"""ApexRL's functions of observations (tensors, or dicts or TensorDicts of them) and of their specifications."""
+"""ApexRL's functions for observations (tensors, or dicts or TensorDicts of tensors) and their specifications."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def split_actor_critic_observations(observation: Any) -> tuple[Any, Any]:
 
 def infer_batch_size(value: Any) -> tuple[int, ...] | None:
     """Return the length of the first axis of the first tensor, as a tuple; None if there is no tensor."""
-    first = _first_tensor(value)
+    first = _find_first_tensor(value)
     return None if first is None else (int(first.shape[0]),)
 
 
@@ -206,8 +206,8 @@ def _map(function: Callable[[Any], Any], tree: Any, batch_size: Sequence[int] | 
     return TensorDict(parts, getattr(tree, "batch_size", ()) if batch_size is None else batch_size)
 
 
-def _first_tensor(value: Any) -> Any:
+def _find_first_tensor(value: Any) -> Any:
     """Return the first tensor or array of a tree; None if the tree has none."""
     if not is_tree(value):
         return value
-    return next((tensor for tensor in map(_first_tensor, value.values()) if tensor is not None), None)
+    return next((tensor for tensor in map(_find_first_tensor, value.values()) if tensor is not None), None)

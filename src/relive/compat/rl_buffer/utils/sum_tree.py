@@ -1,4 +1,4 @@
-"""rl-buffer's `SumTree`: priorities with a search by their running sum."""
+"""rl-buffer's `SumTree`: priorities with a search by their sums sum."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from relive.schema.checks import check_positive_int
 
 
 class SumTree:
-    """`capacity` priorities, written as a ring or by index, and searched by their running sum."""
+    """`capacity` priorities, written as a ring or by index, and searched by their sums sum."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = check_positive_int("capacity", capacity)
         self.data_pointer = 0
         self._first_leaf = 1 << (self.capacity - 1).bit_length()
-        self._sums = array("d", bytes(16 * self._first_leaf))  # Python's floats are faster than numpy's
-        """A heap: the children of node i are 2i and 2i + 1, node 1 is the total, and the leaves are in order."""
+        self._sums = array("d", bytes(16 * self._first_leaf))
+        """A heap: the children of node i are 2i and 2i + 1, node 1 is the total, and the leaves are in order.
+
+        Single items of an `array` are read faster than those of a numpy array.
+        """
 
     def add(self, priority: float) -> None:
         """Write the next priority of the ring."""
@@ -38,13 +41,14 @@ class SumTree:
     def _write(self, idx: int, priority: float) -> None:
         sums, node = self._sums, idx + self._first_leaf
         sums[node] = priority
-        while node > 1:  # recompute sums: adding differences would accumulate rounding errors
+        # The sums are computed again: adding differences to them would accumulate rounding errors.
+        while node > 1:
             priority += sums[node ^ 1]
             node >>= 1
             sums[node] = priority
 
     def get(self, s: float) -> tuple[int, float]:
-        """Return the first index whose running sum exceeds `s`, and the priority at this index, which is never 0."""
+        """Return the first index whose sums sum exceeds `s`, and the priority at this index, which is never 0."""
         sums, node = self._sums, 1
         if not sums[1] > 0:
             raise NotReadyError(
@@ -69,7 +73,8 @@ class SumTree:
         heap = np.zeros(2 * self.capacity - 1)
         heap[self.capacity - 1 :] = np.frombuffer(self._sums)[self._first_leaf :][: self.capacity]
         for level in reversed(range(self.capacity.bit_length())):
-            at = np.arange(2**level - 1, min(2 ** (level + 1), self.capacity) - 1)
-            heap[at] = heap[2 * at + 1] + heap[2 * at + 2]
-        heap.flags.writeable = False  # a write to this copy would be lost
+            nodes = np.arange(2**level - 1, min(2 ** (level + 1), self.capacity) - 1)
+            heap[nodes] = heap[2 * nodes + 1] + heap[2 * nodes + 2]
+        # A write to this copy would be lost.
+        heap.flags.writeable = False
         return heap

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch.nn.functional import pad
 
-from relive.compat.embodichain.learning.rl.buffer.utils import next_values
+from relive.compat.embodichain.learning.rl.buffer.utils import read_next_values
 from relive.errors import SchemaError, explain
 from relive.estimators import gae, group_advantage
 from relive.schema.checks import check_shape
@@ -26,12 +26,12 @@ def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[t
         raise SchemaError(explain("reward", "shape [N, T + 1]", tuple(reward.shape), "Pass one reward per step."))
     check_shape("value", value, reward.shape, "Pass one value per slot.")
     done = rollout["done"].bool()
-    truncated, terminated = (_flags(rollout, name, done) for name in ("truncated", "terminated"))
+    truncated, terminated = (_read_flags(rollout, name, done) for name in ("truncated", "terminated"))
     terminated = terminated | (done & ~truncated)
     reward, value, terminated, truncated = (x[:, :-1].T for x in (reward.float(), value.float(), terminated, truncated))
-    next_value = next_values(dict(rollout.items())).T.float()
+    next_value = read_next_values(dict(rollout.items())).T.float()
     advantage, return_ = gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=gae_lambda)
-    return _attach(rollout, "advantage", advantage), _attach(rollout, "return", return_)
+    return _set_field(rollout, "advantage", advantage), _set_field(rollout, "return", return_)
 
 
 def compute_group_advantage(
@@ -50,19 +50,19 @@ def compute_group_advantage(
         eps=eps,
     )
     return (
-        _attach(rollout, "advantage", advantage),
-        _attach(rollout, "seq_mask", seq_mask.to(advantage.dtype)),
-        _attach(rollout, "seq_return", seq_return),
+        _set_field(rollout, "advantage", advantage),
+        _set_field(rollout, "seq_mask", seq_mask.to(advantage.dtype)),
+        _set_field(rollout, "seq_return", seq_return),
     )
 
 
-def _flags(rollout: TensorDict, name: str, like: torch.Tensor) -> torch.Tensor:
+def _read_flags(rollout: TensorDict, name: str, like: torch.Tensor) -> torch.Tensor:
     """Return a field of flags as bools; all False if the rollout has no such field."""
     flags = rollout.get(name, None)
     return torch.zeros_like(like) if flags is None else flags.bool()
 
 
-def _attach(rollout: TensorDict, name: str, steps: torch.Tensor) -> torch.Tensor:
+def _set_field(rollout: TensorDict, name: str, steps: torch.Tensor) -> torch.Tensor:
     """Set a field [N, T + 1] to `steps` [T, N], with zeros in the last slot; return the field without the last slot."""
     rollout[name] = pad(steps, (0, 0, 0, 1)).T
     return rollout[name][:, :-1]

@@ -48,17 +48,17 @@ class RolloutBuffer(PicklableBuffer):
             extra["action_mean"] = extra["action_std"] = distribution_param_dim
         self._make = partial(_Rollout, rollout_len, num_envs, obs_dim, action_dim, extra=extra)
         self._allocate()
-        self._rollout = TensorDict(dict(self._shared), batch_size=[num_envs, rollout_len + 1], device=device)
+        self._rollout = TensorDict(dict(self._shared_fields), batch_size=[num_envs, rollout_len + 1], device=device)
         self._is_full = False
 
     def _allocate(self) -> None:
         self._core: _Rollout | None = None
         layout: dict[str, Any] = dict(self._make(device="meta").lend().items())
-        self._shared: dict[str, torch.Tensor] = {
+        self._shared_fields: dict[str, torch.Tensor] = {
             _ORIGINAL_NAMES.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=self.device)
             for name, field in layout.items()
         }
-        self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _STATE_FIELDS]
+        self._padding = [shared[:, -1] for name, shared in self._shared_fields.items() if name not in _STATE_FIELDS]
         """The last slots that are padding."""
 
     __signature__ = Signature(list(signature(__init__).parameters.values())[1:])
@@ -77,7 +77,7 @@ class RolloutBuffer(PicklableBuffer):
             self._core = self._make(device=self.device)
         memory: dict[str, Any] = dict(self._core.lend().items())
         for name, field in memory.items():
-            field.copy_(self._shared[_ORIGINAL_NAMES.get(name, name)])
+            field.copy_(self._shared_fields[_ORIGINAL_NAMES.get(name, name)])
         if self._is_full:
             self._core.take_back()
         else:
@@ -95,9 +95,9 @@ class RolloutBuffer(PicklableBuffer):
             raise RuntimeError(
                 explain("start_rollout", "an empty buffer", "a rollout that was not read", "Call get().")
             )
-        for name in set(self._rollout.keys()) - self._shared.keys():
+        for name in set(self._rollout.keys()) - self._shared_fields.keys():
             del self._rollout[name]
-        for name, shared in self._shared.items():
+        for name, shared in self._shared_fields.items():
             if self._rollout.get(name, None) is not shared:
                 self._rollout[name] = shared
         torch._foreach_zero_(self._padding)
@@ -123,7 +123,9 @@ class RolloutBuffer(PicklableBuffer):
                 explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Keep its batch size.")
             )
         replaced_fields = [
-            (name, shared, rollout[name]) for name, shared in self._shared.items() if rollout.get(name) is not shared
+            (name, shared, rollout[name])
+            for name, shared in self._shared_fields.items()
+            if rollout.get(name) is not shared
         ]
         for name, shared, tensor in replaced_fields:
             shapes, dtypes = (tuple(shared.shape), tuple(tensor.shape)), (shared.dtype, tensor.dtype)
@@ -160,6 +162,6 @@ class RolloutBuffer(PicklableBuffer):
 
     def _derive(self) -> None:
         self._allocate()
-        for name, shared in self._shared.items():
+        for name, shared in self._shared_fields.items():
             if name in self._rollout:
                 self._rollout[name] = shared.copy_(self._rollout[name])

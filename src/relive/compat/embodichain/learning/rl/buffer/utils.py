@@ -24,7 +24,7 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     Fields share the rollout's memory unless `flatten`, which copies.
     """
     fields: dict[str, Any] = dict(rollout.items())
-    next_value = next_values(fields)
+    next_value = read_next_values(fields)
     if not all(type(field) is torch.Tensor for field in fields.values()):
         transitions = rollout[:, :-1]
         transitions["next_value"] = next_value
@@ -47,7 +47,7 @@ def iterate_minibatches(
     check_positive_int("batch_size", batch_size)
     first: Any = next(iter(rollout.values(True, True)))
     target_device, source_device = as_device(device), first.device
-    generator = _epoch_generator(rollout, source_device) if seed is None else generator_on(source_device, seed)
+    generator = _get_epoch_generator(rollout, source_device) if seed is None else generator_on(source_device, seed)
     order = torch.randperm(len(rollout), generator=generator, device=source_device)
     batches = _read_rows(rollout, order.split(batch_size))
     return batches if source_device == target_device else (to_device(batch, target_device) for batch in batches)
@@ -57,7 +57,7 @@ _generators: dict[int, tuple[int, torch.Generator]] = {}
 """Seed and generator of each rollout that exists, by the `id()` of the rollout."""
 
 
-def _epoch_generator(rollout: TensorDict, device: torch.device) -> torch.Generator:
+def _get_epoch_generator(rollout: TensorDict, device: torch.device) -> torch.Generator:
     """Return the generator of a rollout's epochs; it is a new one if torch's generator has changed since."""
     seed, key = experiment_seed(), id(rollout)
     if key not in _generators:
@@ -78,7 +78,7 @@ def _read_rows(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[T
     )
 
 
-def next_values(fields: Mapping[str, Any]) -> torch.Tensor:
+def read_next_values(fields: Mapping[str, Any]) -> torch.Tensor:
     """Return the values [N, T] of the states after each step: "value" of the next slot, except for truncated steps.
 
     The next slot of a truncated step belongs to the next episode, so its "final_value" or its own "value" is returned.
