@@ -385,7 +385,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
     def max_priority(self) -> float:
         """The largest priority so far, which new rows get."""
         sampler: Any = None if self.core is None else self.core.sampler
-        return 1.0 if sampler is None else sampler.largest()
+        return 1.0 if sampler is None else sampler.merge_largest()
 
     @property
     def sum_tree(self) -> SumSegmentTree:
