@@ -1,4 +1,4 @@
-"""AgileRL's rollout buffer on our core: what its documents say, and what we say is corrected."""
+"""AgileRL's rollout buffer on our core: its documented behaviour and our corrections."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def recurrent(capacity: int, num_envs: int = 1, **options: Any) -> RolloutBuffer
 
 
 def fill(target: RolloutBuffer, dones: Any, start: int = 0) -> None:
-    """Steps start, start + 1, …: every number of a step can be told from its time t and its environment n."""
+    """Add steps start, start + 1, …, whose numbers all depend on time t and environment n: x = 100·t + n."""
     for t, done in enumerate(np.asarray(dones, dtype=bool), start):
         env = np.arange(target.num_envs) + 100.0 * t
         hidden = {"actor": torch.tensor(env).float().expand(2, -1).unsqueeze(-1).repeat(1, 1, 3)}
@@ -54,8 +54,6 @@ def fill(target: RolloutBuffer, dones: Any, start: int = 0) -> None:
             hidden_state=hidden if target.recurrent else None,
         )
 
-
-# The signatures
 
 DOCUMENTED = {
     "__init__": "(self, capacity, observation_space, action_space, num_envs=1, device='cpu', gae_lambda=0.95, "
@@ -74,10 +72,7 @@ DOCUMENTED = {
 
 
 def signature(function: Any) -> str:
-    """Names, kinds and defaults, without annotations; a member of an enumeration is its value.
-
-    The seed, by name only, is ours.
-    """
+    """Return a signature without annotations and without `seed`, which AgileRL lacks; enumerations are their values."""
     parts = [part for part in inspect.signature(function).parameters.values() if part.name != "seed"]
     plain = [p.replace(annotation=p.empty, default=getattr(p.default, "value", p.default)) for p in parts]
     return str(inspect.Signature(plain))
@@ -99,8 +94,6 @@ def test_sequence_types_have_the_documented_names_and_the_librarys() -> None:
     assert BPTTSequenceType.FIFTY_PERCENT_OVERLAPPING is BPTTSequenceType.FIFTY_PERCENT_OVERLAP
     assert [kind.value for kind in BPTTSequenceType] == ["chunked", "maximum", "fifty_percent_overlap"]
 
-
-# The document's code blocks, unchanged but for the import lines
 
 FLAT_BLOCK = """
 from relive.compat.agilerl import RolloutBuffer
@@ -141,8 +134,6 @@ def test_the_code_blocks_of_the_document_run() -> None:
     exec(RECURRENT_BLOCK, names)
     assert names["buffer"].buffer["hidden_states", "actor"].shape == (2048, 8, 1, 64)
 
-
-# What is stored
 
 SPACES: list[tuple[spaces.Space[Any], Any]] = [
     (spaces.Box(0, 255, (4, 4, 1), np.uint8), (4, 4, 1)),
@@ -327,9 +318,6 @@ def test_a_recurrent_buffer_needs_an_architecture() -> None:
         buffer(2, recurrent=True)
 
 
-# Size, capacity, reset
-
-
 def test_a_full_buffer_refuses_a_step_unless_it_wraps() -> None:
     target = buffer(2, 3)
     fill(target, np.zeros((2, 3)))
@@ -352,9 +340,6 @@ def test_reset_forgets_steps_and_sequences() -> None:
     assert [getattr(target, name) for name in caches] == [None] * 5
     with pytest.raises(ValueError, match="before preparing sequences"):
         next(target.get_minibatch_sequences(1))
-
-
-# Returns and advantages
 
 
 @pytest.mark.parametrize("use_gae", [True, False])
@@ -427,9 +412,6 @@ def test_computing_returns_of_nothing_says_what_to_do() -> None:
         target.compute_returns_and_advantages(np.zeros(2), np.zeros(1))
 
 
-# Flat batches
-
-
 def test_get_gives_arrays_and_get_tensor_batch_tensors_of_all_steps_in_time_order() -> None:
     target = recurrent(4, 2)
     fill(target, np.zeros((3, 2)))
@@ -470,9 +452,6 @@ def test_a_batch_larger_than_the_buffer_is_all_of_it_with_a_warning(method: str,
     with pytest.warns(UserWarning, match=message):
         batch = getattr(target, method)(3)
     assert batch["observations"][:, 0].tolist() == [0, 1]
-
-
-# Sequences
 
 
 def prepared_slices(target: RolloutBuffer) -> list[list[int]]:
@@ -541,7 +520,7 @@ def test_sequences_match_the_written_out_ones_also_after_a_wrap(data: st.DataObj
     longest = max(map(len, expected))
     assert target.max_sequence_length == longest
 
-    # Every number tells its time and environment: each sequence must come whole, once, with its own hidden state.
+    # Numbers show time and environment: each sequence must be complete, come once, and have its own hidden state.
     numbers = [[100.0 * (first + i // envs) + i % envs for i in part] for part in expected]
     found = []
     for padded, unpadded in target.get_minibatch_sequences(data.draw(st.integers(1, len(expected)))):
@@ -612,9 +591,6 @@ def test_a_minibatch_larger_than_all_sequences_is_all_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="larger than the number of sequences; all 2 are one batch"):
         ((padded, _),) = target.get_minibatch_sequences(3)
     assert padded.batch_size == (4,)
-
-
-# Pickling
 
 
 @pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])
@@ -695,8 +671,6 @@ def test_a_state_without_its_memory_starts_empty_with_a_warning() -> None:
         RolloutBuffer.__new__(RolloutBuffer).__setstate__(state)
 
 
-# The page about it
-
 PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "agilerl.md"
 
 
@@ -704,7 +678,8 @@ def test_the_page_about_migrating_runs_as_printed() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     for block in blocks:
-        if "from agilerl" not in block:  # what stood there before
+        # Blocks with imports of AgileRL show the code before the migration.
+        if "from agilerl" not in block:
             exec(compile(block, str(PAGE), "exec"), names)
     assert len(blocks) >= 4
     assert names["buffer"].full

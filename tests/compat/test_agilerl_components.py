@@ -1,4 +1,4 @@
-"""AgileRL's modules under ours: its names, transitions, samplers and trees; nothing that is written is lost."""
+"""AgileRL's names, transitions, samplers and segment trees on our core."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestTransitions:
 
 
 def forked_loader(memory: Any, **options: Any) -> DataLoader[Any]:
-    """A loader of batches of 16 rows, whose workers are forked."""
+    """Make a loader of batches of 16 rows with forked workers."""
     dataset, collate = ReplayDataset(memory, batch_size=16), Sampler.tensordict_collate_fn
     return DataLoader(dataset, batch_size=None, multiprocessing_context="fork", collate_fn=collate, **options)
 

@@ -1,4 +1,4 @@
-"""AgileRL's replay buffers on our core: the library's behaviour, and what we say is corrected."""
+"""AgileRL's replay buffers on our core: their behaviour and our corrections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGNATURES = {
 
 
 def signature(function: Any) -> str:
-    """Without annotations, and without the seed, which is ours and by name only."""
+    """Return a signature without annotations and without `seed`, which AgileRL lacks."""
     parts = [part for part in inspect.signature(function).parameters.values() if part.name != "seed"]
     return str(inspect.Signature([part.replace(annotation=part.empty) for part in parts]))
 
@@ -52,7 +52,7 @@ def test_signatures_are_those_of_the_installed_library(kind: type, method: str) 
 
 
 def steps(start: int, count: int, done: Any = False) -> TensorDict:
-    """Transitions start, start + 1, … whose every number tells which they are."""
+    """Make transitions i from `start` on: observation (i, −i), action i, reward 10·i, next observation i + 0.5."""
     number = torch.arange(start, start + count).float()
     ended = torch.as_tensor(done).float().expand(count).clone()
     return TensorDict(
@@ -76,15 +76,12 @@ def test_a_count_may_be_a_number_of_torch_or_numpy(kind: Any, count: Any) -> Non
 
 
 def numbers(batch: TensorDict) -> list[int]:
-    """Which transitions a batch has, after a look whether their numbers belong together."""
+    """Return the numbers of a batch's transitions, and check that the fields of each agree."""
     found = batch["obs"][:, 0]
     assert torch.equal(batch["action"][:, 0].float(), found)
     assert torch.equal(batch["reward"][:, 0], found * 10)
     assert torch.equal(batch["next_obs"][:, 0], found + 0.5)
     return [int(number) for number in found]
-
-
-# ReplayBuffer
 
 
 def test_the_first_rows_shape_the_buffer_and_numbers_become_columns() -> None:
@@ -124,7 +121,8 @@ def test_a_large_buffer_is_drawn_with_replacement_from_all_of_it() -> None:
     memory = ReplayBuffer(16_400)
     memory.add(steps(0, 16_400))
     drawn = numbers(memory.sample(16_400))
-    assert 0.6 < len(set(drawn)) / 16_400 < 0.67  # 1 − 1/e
+    # A draw with replacement has 1 − 1/e of all rows.
+    assert 0.6 < len(set(drawn)) / 16_400 < 0.67
     assert min(drawn) < 100
     assert max(drawn) > 16_300
 
@@ -150,7 +148,8 @@ def test_any_names_and_nesting_are_rows() -> None:
 
 def test_what_is_added_and_what_is_sampled_are_copies() -> None:
     for memory in (ReplayBuffer(4), MultiStepReplayBuffer(4, n_step=1), PrioritizedReplayBuffer(4)):
-        given_ = steps(0, 3).to("cpu")  # one that says where it is comes back as it is from .to
+        # `to` returns a TensorDict that has a device already itself, not a copy.
+        given_ = steps(0, 3).to("cpu")
         returned = memory.add(given_)
         assert given_["action"].shape == (3,)
         given_["obs"].zero_()
@@ -299,11 +298,8 @@ def test_a_copy_goes_on_with_the_same_rows_and_the_same_draws(kind: Any, rows: i
     assert (len(memory), len(twin)) == (size, 0)
 
 
-# MultiStepReplayBuffer
-
-
 def walk(done: torch.Tensor) -> list[TensorDict]:
-    """Steps [T] of N environments as TensorDicts [N]; rewards are powers of ten, so that sums can be read."""
+    """Make T steps of N environments; the reward of step t is 10^t, so that a sum shows its steps."""
     time, envs = done.shape
     made = []
     for t in range(time):
@@ -433,9 +429,6 @@ def test_integer_rewards_are_not_cut() -> None:
     assert memory.sample(1)["reward"].tolist() == [[1.5]]
 
 
-# PrioritizedReplayBuffer
-
-
 def test_rows_are_drawn_by_their_priority_to_the_power_of_alpha() -> None:
     memory = PrioritizedReplayBuffer(8, alpha=0.5)
     memory.add(steps(0, 3))
@@ -444,11 +437,12 @@ def test_rows_are_drawn_by_their_priority_to_the_power_of_alpha() -> None:
     assert batch["weights"].shape == batch["idxs"].shape == (70_000, 1)
     counts = torch.bincount(torch.tensor(numbers(batch)), minlength=3) / 70_000
     assert counts.tolist() == pytest.approx([1 / 7, 2 / 7, 4 / 7], abs=0.01)
-    # (p · 3)^-1 against the largest such weight, of p = 1/7
+    # The weight is (p · 3)^-1, divided by the weight for p = 1/7, the largest.
     expected = torch.tensor([1, 1 / 2, 1 / 4])[batch["idxs"][:, 0]]
     assert torch.allclose(batch["weights"][:, 0], expected)
     assert torch.allclose(memory.sample(9, beta=0.0)["weights"], torch.ones(9, 1))
-    alone = [memory.sample(1, beta=1.0)["weights"].item() for _ in range(100)]  # the largest is that of all rows
+    # Weights are relative to the largest weight of all rows, not of the batch.
+    alone = [memory.sample(1, beta=1.0)["weights"].item() for _ in range(100)]
     assert sorted(set(alone)) == pytest.approx([1 / 4, 1 / 2, 1])
 
 
@@ -493,7 +487,8 @@ def test_the_trees_show_priorities_to_the_power_of_alpha() -> None:
 def test_the_largest_priority_is_one_that_a_stored_row_was_given() -> None:
     memory = PrioritizedReplayBuffer(2, alpha=1.0)
     memory.add(steps(0, 3))
-    memory.update_priorities([0], [100.0])  # overwritten
+    # Row 0 is overwritten.
+    memory.update_priorities([0], [100.0])
     with pytest.raises(ValueError, match="priorities: expected 2 numbers, got 1"):
         memory.update_priorities([1, 2], [100.0])
     assert memory.max_priority == 1
@@ -509,7 +504,8 @@ def test_the_largest_priority_is_one_that_a_stored_row_was_given() -> None:
 def test_a_priority_for_an_overwritten_row_is_skipped() -> None:
     memory = PrioritizedReplayBuffer(2, alpha=1.0)
     memory.add(steps(0, 4))
-    memory.update_priorities(torch.tensor([0, 1]), torch.tensor([1e9, 1e9]))  # their slots hold the rows 2 and 3
+    # The slots of rows 0 and 1 now hold rows 2 and 3.
+    memory.update_priorities(torch.tensor([0, 1]), torch.tensor([1e9, 1e9]))
     assert set(memory.sample(100, beta=1.0)["weights"].flatten().tolist()) == {1.0}
 
 

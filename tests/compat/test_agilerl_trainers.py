@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""AgileRL's own trainers on our buffers, where AgileRL is installed: those that make buffers are patched."""
+"""AgileRL's trainers on our buffers; trainers that make their buffers are patched."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 pytest.importorskip("agilerl", reason="needs AgileRL, which has an environment of its own: pip install agilerl==2.58.0")
 pytest.importorskip("peft", reason="AgileRL's algorithms need peft: pip install peft")
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # AgileRL's own, which are not ours to mend
+# AgileRL itself raises warnings.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 SETTINGS: dict[str, Any] = {"max_steps": 400, "evo_steps": 200, "eval_loop": 1, "wb": False, "verbose": False}
 
 
 def agilerl(module: str) -> Any:
-    """A module of AgileRL."""
+    """Import a module of AgileRL, or skip the test."""
     return importlib.import_module(f"agilerl.{module}")
 
 

@@ -1,4 +1,4 @@
-"""EmbodiChain's signatures on our core: its documents run, its golden numbers come out, its mistakes do not."""
+"""EmbodiChain's buffers on our core: documented code, golden numbers and our corrections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T, N = 4, 3
 
 
 class Collector:
-    """Writes steps that can be recognised: obs = t, action = t, reward = 10·t + n, value = 100·t."""
+    """Collector of steps with obs = t, action = t, reward = 10·t + n, value = 100·t."""
 
     def collect(self, num_steps: int, rollout: TensorDict) -> TensorDict:
         envs = torch.arange(rollout.batch_size[0])
@@ -58,7 +58,7 @@ def collected(**options: Any) -> tuple[RolloutBuffer, TensorDict]:
 
 
 def filled(steps: int = T, num_steps: int = T, **options: Any) -> StepRolloutBuffer:
-    """The same steps, added one by one."""
+    """Make a step buffer with the steps of `Collector`."""
     buffer = StepRolloutBuffer(num_steps, N, 2, 1, CPU, **options)
     for t in range(steps):
         buffer.add(**step(t))
@@ -183,7 +183,7 @@ class TestGoldenNumbers:
 
 @st.composite
 def finished(draw: st.DrawFn, env_counts: tuple[int, ...] = (1, 2, 3)) -> TensorDict:
-    """A rollout of random numbers and ends; half of them with the values of final observations."""
+    """Draw a rollout of random numbers and ends; half of the rollouts have "final_value"."""
     envs, steps = draw(st.sampled_from(env_counts)), draw(st.integers(1, 8))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     rollout = make(envs, steps).start_rollout()
@@ -220,7 +220,7 @@ class TestTargets:
             torch.testing.assert_close(result.double(), expected.double().T, atol=1e-4, rtol=1e-4)
 
     def test_a_truncated_step_bootstraps_from_its_final_value(self) -> None:
-        """The value after it is that of the next episode, since EmbodiChain resets in the same step."""
+        """EmbodiChain resets in the same step, so the next value belongs to the next episode."""
         _, rollout = collected(num_envs=1)
         rollout["value"][:] = torch.tensor([1.0, 2.0, 1000.0, 4.0, 5.0])
         rollout["reward"][:, :-1] = 0

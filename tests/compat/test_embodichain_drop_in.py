@@ -1,4 +1,4 @@
-"""EmbodiChain as a drop-in: both buffers under their paths, writes that count, copies, fewer fields than ours has."""
+"""EmbodiChain's buffers as replacements: import paths, writes to attributes, copies, and rollouts with other fields."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class TestTwoBuffersOfOneName:
             TypeError, match=r"expected \(num_envs, rollout_len, …\), got num_steps.*agents\.rl\.buffer"
         ):
             RolloutBuffer(num_steps=T, num_envs=N, obs_dim=2, action_dim=1, device="cpu")  # pyright: ignore
-        buffer = RolloutBuffer(T, N, 2, 1, "cpu")  # by position the sizes could be either's
+        # Positional sizes do not show which of the two buffers was meant.
+        buffer = RolloutBuffer(T, N, 2, 1, "cpu")
         with pytest.raises(TypeError, match=r"add: expected the shared rollout, got the fields of one step.*num_steps"):
             add(buffer, 0)
         for name in ("set_extras", "iterate_minibatches", "step", "rewards"):
@@ -153,7 +154,8 @@ class TestSharedRollout:
     def test_only_what_is_read_must_be_there(self) -> None:
         rollout = TensorDict({"reward": torch.ones(N, T + 1), "value": torch.zeros(N, T + 1)}, [N, T + 1])
         rollout["done"] = torch.zeros(N, T + 1)
-        rollout["done"][0, 1] = 1.0  # numbers, and no other flags
+        # The flags are numbers, and "terminated" and "truncated" are missing.
+        rollout["done"][0, 1] = 1.0
         _, returns = compute_gae(rollout, 1.0, 1.0)
         assert returns.tolist() == [[2.0, 1.0, 2.0, 1.0], *[[4.0, 3.0, 2.0, 1.0]] * 2]
         view = transition_view(rollout)
@@ -173,7 +175,7 @@ class TestSharedRollout:
 
 
 class Line:
-    """Points on a line that are rewarded for being near 0, as EmbodiChain's collector wants an environment."""
+    """Environment for EmbodiChain's collector: points on a line with larger rewards near 0."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs, self.device = num_envs, torch.device("cpu")

@@ -1,4 +1,4 @@
-"""A pickle of an adapter's buffer that another version wrote is refused with a sentence."""
+"""Pickles of the adapters' buffers: another version's are refused with a plain error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RENAMED = {
     "agilerl replay": "core", "apexrl replay": "_core", "embodichain": "_rollout", "rl_buffer": "_core",
     "rsl_rl": "_rows",
 }  # fmt: skip
-"""An entry of each pickled state, which another version might call otherwise."""
+"""One key of each pickled state, which another version may have under another name."""
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -1,4 +1,4 @@
-"""rl-buffer's signatures on our core: its README runs, its golden numbers come out, its mistakes do not."""
+"""rl-buffer's classes on our core: its README, golden numbers and our corrections."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def replay(size: int = T, kind: Any = ReplayBuffer, **options: Any) -> Any:
 
 
 def counted(tracker: StatsTracker) -> float:
-    """How many steps of all environments a tracker was told of, where it forgets no episode."""
+    """Count the steps of all environments in a tracker that still has every episode."""
     finished = sum(info["ep_lengths"] for info in tracker.ep_info_buffer)
     return finished + tracker._current_episode_stats["lengths"].sum()
 
 
 def transition(t: int, **changed: Any) -> dict[str, Any]:
-    """A step to recognise: obs = 10·t + n, action = t, reward = 100·t + n, next_obs = obs + 0.5."""
+    """Make a replay step: obs = 10·t + n, action = t, reward = 100·t + n, next_obs = obs + 0.5."""
     obs = (10.0 * t + torch.arange(N)).unsqueeze(1).expand(N, 2).clone()
     fields = {
         "obs": obs,
@@ -67,7 +67,7 @@ def rollout(size: int = T, **options: Any) -> RolloutBuffer:
 
 
 def step(t: int, **changed: Any) -> dict[str, Any]:
-    """A step to recognise: obs = t, reward = 100·t + n, value = 10·t."""
+    """Make a rollout step: obs = t, reward = 100·t + n, value = 10·t."""
     fields = {
         "obs": torch.full((N, 2), float(t)),
         "action": torch.full((N, 1), float(t)),
@@ -80,7 +80,7 @@ def step(t: int, **changed: Any) -> dict[str, Any]:
 
 
 def column(rewards: list[float], values: list[float], dones: list[int], **options: Any) -> RolloutBuffer:
-    """One environment's rollout."""
+    """Make a rollout of one environment."""
     buffer = RolloutBuffer(len(rewards), 1, (1,), (1,), stats_tracker=StatsTracker(1), **options)
     for reward, done, value in zip(rewards, dones, values, strict=True):
         one = torch.zeros(1, 1)
@@ -444,7 +444,8 @@ class TestPrioritized:
         errors = np.array([0.5, 1.0, 2.0, 0.0, 4.0, 2.5])
         buffer.update_priorities(np.arange(6), errors)
         counts = np.bincount(buffer.get(10_000).indices, minlength=6)
-        np.testing.assert_allclose(counts / 1000, errors, atol=0.002)  # one draw from each slice of the total
+        # Draws are stratified: each comes from another part of the sum of priorities.
+        np.testing.assert_allclose(counts / 1000, errors, atol=0.002)
 
     def test_weights_make_up_for_it(self) -> None:
         buffer = self.buffer(adds=2, alpha=0.7, beta=0.5, epsilon=1e-6)

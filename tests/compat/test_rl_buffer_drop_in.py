@@ -1,4 +1,4 @@
-"""rl-buffer as a drop-in: its module paths, copies, writes that count, dicts and sequences, and shared buffers."""
+"""rl-buffer's classes as replacements: import paths, copies, writes to attributes, dicts, sequences, shared buffers."""
 
 from __future__ import annotations
 
@@ -207,7 +207,8 @@ class TestSequences:
         seen = [batch.observations[..., 0][batch.masks].tolist() for batch in batches]
         assert [x for part in seen for x in part] == [0, 1, 2, 3, 0, 1, 2, 3]
         first = batches[0]
-        assert first.starts[:, 0].tolist() == [True, True]  # env 0 ended at step 2
+        # Environment 0 ended an episode at step 2.
+        assert first.starts[:, 0].tolist() == [True, True]
         assert first.returns.shape == first.masks.shape == (2, 3)
 
 
@@ -245,7 +246,7 @@ class TestCopies:
 
 
 class Counting(BaseBuffer):
-    """A buffer of one's own, as rl-buffer's base class is meant for."""
+    """A user's buffer that inherits rl-buffer's base class."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(3, N, StatsTracker(N), **options)
@@ -259,7 +260,7 @@ class Counting(BaseBuffer):
 
 
 class TestMemory:
-    """The attributes that rl-buffer's own code reads are the memory, also when they are assigned."""
+    """Attributes that rl-buffer's own code reads are the memory, also after assignments."""
 
     @pytest.mark.parametrize("name", ["observations", "actions", "values", "log_probs"])
     def test_of_a_rollout(self, name: str) -> None:
@@ -267,7 +268,7 @@ class TestMemory:
         buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
         setattr(buffer, f"_{name}", torch.full_like(getattr(buffer, f"_{name}"), 7))
         assert all(getattr(batch, name).eq(7).all() for batch in buffer.get(3))
-        exec(f"buffer._{name} += 1")  # what a user writes
+        exec(f"buffer._{name} += 1")
         assert all(getattr(batch, name).eq(8).all() for batch in buffer.get(3))
 
     def test_of_computed_advantages(self) -> None:
@@ -361,7 +362,8 @@ class TestShared:
         for refused in (lambda: main.set_pos(1), lambda: SharedReplayBuffer.set_full(self.pair()[0], True)):
             with pytest.raises(ValueError, match="expected"):
                 refused()
-        worker.set_pos(2)  # as it is
+        # The position is already 2, so nothing changes.
+        worker.set_pos(2)
         worker.set_full(True)
         assert len(main) == 3
         worker.set_full(False)

@@ -1,4 +1,4 @@
-"""A subclass of an adapter's buffer, with arguments and attributes of its own, can be copied and pickled."""
+"""Subclasses of the adapters' buffers, with arguments and attributes of their own, can be copied and pickled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUFFERS: dict[type, tuple[Any, ...]] = {
 
 
 class Tagged:
-    """Takes only a tag."""
+    """Mixin whose constructor takes only a tag."""
 
     def __init__(self, tag: str) -> None:
         kind = type(self).__mro__[2]
@@ -39,7 +39,8 @@ class Tagged:
 
 
 KINDS = [type(f"Tagged{i}", (Tagged, kind), {"__module__": __name__}) for i, kind in enumerate(BUFFERS)]
-globals().update({kind.__name__: kind for kind in KINDS})  # where pickle looks for them
+# Pickle finds classes by their names in the module.
+globals().update({kind.__name__: kind for kind in KINDS})
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

@@ -1,4 +1,4 @@
-"""The code blocks of ApexRL's document on buffers, and what runs them."""
+"""The code blocks of ApexRL's documentation of buffers, and a world in which they run."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ obs, expert_actions = buffer.sample(batch_size=256)
 
 
 def run(block: str, **names: Any) -> dict[str, Any]:
-    """Run a block of the document, with our prefix to its imports, and CUDA where there is some."""
+    """Run a code block with our prefix before its imports; without CUDA on the CPU. Return its variables."""
     code = block.replace("from apexrl.", "from relive.compat.apexrl.")
     exec(code.replace('device="cuda"', f'device="{DEVICE}"'), names)
     return names
@@ -127,7 +127,7 @@ def run(block: str, **names: Any) -> dict[str, Any]:
 def documented_gae(
     rewards: torch.Tensor, dones: torch.Tensor, values: torch.Tensor, last_values: torch.Tensor, **rates: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns [T, N] as the document's own code computes them."""
+    """Compute advantages and returns [T, N] with ApexRL's documented code."""
     buffer = SimpleNamespace(rewards=rewards, dones=dones, values=values)
     buffer.num_steps, buffer.num_envs, buffer.device = *rewards.shape, rewards.device
     run(GAE_BLOCK, torch=torch)["compute_returns_and_advantages"](buffer, last_values, **rates)
@@ -136,7 +136,7 @@ def documented_gae(
 
 @dataclass
 class World:
-    """An actor, a critic and an environment of the document, with numbers to recognise."""
+    """The actor, critic and environment of ApexRL's documentation; observations are t + environment / 8192."""
 
     num_envs: int
     num_obs: int
@@ -144,9 +144,9 @@ class World:
     in_place: bool = False
 
     def __post_init__(self) -> None:
-        self.obs = self._seen()
+        self.obs = self._make_obs()
 
-    def _seen(self) -> torch.Tensor:
+    def _make_obs(self) -> torch.Tensor:
         ids = torch.arange(self.num_envs, device=DEVICE)
         return (self.time + ids / 8192).unsqueeze(1).expand(-1, self.num_obs).clone()
 
@@ -158,6 +158,6 @@ class World:
 
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
         self.time += 1
-        self.obs = self.obs.copy_(self._seen()) if self.in_place else self._seen()
+        self.obs = self.obs.copy_(self._make_obs()) if self.in_place else self._make_obs()
         dones = torch.arange(self.num_envs, device=DEVICE) % 7 == self.time % 7
         return self.obs, actions[:, 0] * 10, dones, {}

@@ -1,4 +1,4 @@
-"""ApexRL's distillation buffer, which only its document has."""
+"""The distillation buffer, which ApexRL documents but does not ship."""
 
 from __future__ import annotations
 

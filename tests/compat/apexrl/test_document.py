@@ -1,4 +1,4 @@
-"""What ApexRL documents runs as it is written there."""
+"""The code blocks of ApexRL's documentation run on our buffers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ SIGNATURES: dict[Any, dict[str, Any]] = {
 def test_arguments_are_named_ordered_and_defaulted_as_in_apexrl(call: Any) -> None:
     found = dict(inspect.signature(call).parameters)
     found.pop("self", None)
-    seed = found.pop("seed", None)  # ours, by name only
+    # ApexRL has no seed; ours is a keyword-only argument.
+    seed = found.pop("seed", None)
     assert seed is None or (seed.kind is inspect.Parameter.KEYWORD_ONLY and seed.default is None)
     assert [(name, parameter.default) for name, parameter in found.items()] == list(SIGNATURES[call].items())
     keyword_only = {name for name, parameter in found.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY}

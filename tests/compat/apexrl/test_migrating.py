@@ -1,4 +1,4 @@
-"""What the page on migrating from ApexRL prints, runs."""
+"""The code blocks of the page on migrating from ApexRL run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer of several agents: each by its own ends, all or none."""
+"""ApexRL's rollout buffer of several agents: each agent has its own ends, and a step is stored for all or none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def team(num_steps: int = 4, **options: Any) -> apexrl.MultiAgentRolloutBuffer:
 
 
 def team_step(t: int, random: torch.Generator | None = None, **changed: Any) -> dict[str, Any]:
-    """The walker's numbers are t, the flyer's t + 0.5; rewards, values and ends are random."""
+    """Make step t: the walker's observations are t, the flyer's t + 0.5; rewards, values and ends are random."""
     random = random or torch.Generator().manual_seed(t)
 
     def numbers() -> dict[str, torch.Tensor]:
@@ -80,7 +80,8 @@ class TestMultiAgent:
 
     def test_advantages_of_all_agents_are_normalized_together(self) -> None:
         buffer = team()
-        for t in range(3):  # the fourth step is missing and does not count
+        # The fourth step is not stored, so it does not count.
+        for t in range(3):
             buffer.add(**team_step(t))
         last = {agent: torch.ones(N) for agent in AGENTS}
         buffer.compute_returns_and_advantages(last_values=last, gamma=0.9, gae_lambda=0.8)

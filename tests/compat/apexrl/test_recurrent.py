@@ -1,4 +1,4 @@
-"""ApexRL's recurrent rollout buffer: sequences are slices of the rollout, in its order."""
+"""ApexRL's recurrent rollout buffer: sequences are slices of the rollout in its order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relive.compat import apexrl
 def recurrent(
     num_envs: int = 2, num_steps: int = 4, filled: int | None = None, obs_shape: Any = (1,), **options: Any
 ) -> apexrl.RolloutRNNBuffer:
-    """Observation 10·t + n; actor's hidden state 100·layer + 10·t + n, critic's the same with a minus sign."""
+    """Make a filled buffer: observation 10·t + n, actor's hidden state 100·layer + 10·t + n, critic's its negative."""
     hidden = ((3, 5), (2, 4))
     buffer = apexrl.RolloutRNNBuffer(num_envs, num_steps, obs_shape, (), torch.long, *hidden, "cpu", seed=0, **options)
     for t in range(num_steps if filled is None else filled):

@@ -1,4 +1,4 @@
-"""ApexRL's replay buffer: its ring row by row, its errors, and what it gets wrong."""
+"""ApexRL's replay buffer: its ring row by row, its errors, and our corrections."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import relive as rl
 from relive.compat import apexrl
 
 
-def batch(*rows: int, **changed: Any) -> dict[str, Any]:
-    """Transitions to recognise: observation i, action i + 0.7, reward 10·i, next observation i + 0.5, critic −i."""
+def make_batch(*rows: int, **changed: Any) -> dict[str, Any]:
+    """Make transitions of rows i: observation i, action i + 0.7, reward 10·i, next observation i + 0.5."""
     row = torch.tensor(rows, dtype=torch.float32)
     fields = {
         "observations": row.unsqueeze(1).repeat(1, 2), "actions": (row + 0.7).unsqueeze(1), "rewards": 10 * row,
@@ -30,20 +30,20 @@ def batch(*rows: int, **changed: Any) -> dict[str, Any]:
     return {**fields, **changed}
 
 
-def with_critic(*rows: int) -> dict[str, Any]:
+def make_batch_with_critic(*rows: int) -> dict[str, Any]:
     row = -torch.tensor(rows, dtype=torch.float32)
-    return batch(*rows, critic_observations=row.view(-1, 1), next_critic_observations=row.view(-1, 1) - 0.5)
+    return make_batch(*rows, critic_observations=row.view(-1, 1), next_critic_observations=row.view(-1, 1) - 0.5)
 
 
-def replay(capacity: int = 5, **options: Any) -> apexrl.ReplayBuffer:
+def make_replay(capacity: int = 5, **options: Any) -> apexrl.ReplayBuffer:
     return apexrl.ReplayBuffer(capacity, (2,), (1,), seed=0, **options)
 
 
-def stored(buffer: apexrl.ReplayBuffer) -> list[int]:
-    """The rows that a replay buffer holds, in the order of ApexRL's memory, with every field checked."""
+def list_stored_rows(buffer: apexrl.ReplayBuffer) -> list[int]:
+    """Return the row numbers in memory order, and check every field of these rows."""
     state = buffer.state_dict()
     rows = [round(reward / 10) for reward in state["rewards"].tolist()]
-    for name, expected in (with_critic if buffer.critic_obs_shape else batch)(*rows).items():
+    for name, expected in (make_batch_with_critic if buffer.critic_obs_shape else make_batch)(*rows).items():
         torch.testing.assert_close(state[name], expected, msg=name)
     return rows
 
@@ -52,7 +52,7 @@ class TestReplay:
     @given(st.integers(1, 9), st.lists(st.one_of(st.integers(0, 9), st.none()), max_size=12), st.booleans())
     @settings(deadline=None, max_examples=80)
     def test_is_the_ring_of_apexrl_row_by_row(self, capacity: int, sizes: list[int | None], critic: bool) -> None:
-        buffer = replay(capacity, critic_obs_shape=(1,) if critic else None)
+        buffer = make_replay(capacity, critic_obs_shape=(1,) if critic else None)
         ring: list[Any] = [None] * capacity
         pos, count = 0, 0
         for size in sizes:
@@ -61,33 +61,34 @@ class TestReplay:
                 ring, pos = [None] * capacity, 0
             elif size > capacity:
                 with pytest.raises(ValueError, match=f"^batch size {size} exceeds replay capacity {capacity}$"):
-                    buffer.add(**(with_critic if critic else batch)(*range(size)))
+                    buffer.add(**(make_batch_with_critic if critic else make_batch)(*range(size)))
             else:
                 rows = range(count, count + size)
-                buffer.add(**(with_critic if critic else batch)(*rows))
+                buffer.add(**(make_batch_with_critic if critic else make_batch)(*rows))
                 for row in rows:
                     ring[pos] = row
                     pos = (pos + 1) % capacity
                 count += size
             held = [row for row in ring if row is not None]
-            assert stored_or_nothing(buffer) == held
+            assert list_stored_rows_or_none(buffer) == held
             assert (buffer.pos, buffer.full) == (pos, len(held) == capacity)
             assert buffer.size == len(buffer) == len(held)
 
     def test_draws_are_uniform_with_replacement_and_rows_stay_whole(self) -> None:
-        buffer = replay(8, critic_obs_shape=(1,))
-        buffer.add(**with_critic(*range(5)))
-        buffer.add(**with_critic(*range(5, 11)))
+        buffer = make_replay(8, critic_obs_shape=(1,))
+        buffer.add(**make_batch_with_critic(*range(5)))
+        buffer.add(**make_batch_with_critic(*range(5, 11)))
         found = torch.cat([buffer.sample(8)["rewards"] for _ in range(100)])
         counts = torch.bincount((found / 10).long(), minlength=11)
         assert counts[:3].tolist() == [0, 0, 0]
-        assert (counts[3:] - 100).square().sum() / 100 < 27  # chi square, 7 degrees of freedom: p < 0.0004
+        # Chi-square test with 7 degrees of freedom, p < 0.0004.
+        assert (counts[3:] - 100).square().sum() / 100 < 27
         drawn = buffer.sample(8)
         assert list(drawn) == [
             "observations", "actions", "rewards", "next_observations", "dones",
             "critic_observations", "next_critic_observations",
         ]  # fmt: skip
-        expected = with_critic(*(int(reward / 10) for reward in drawn["rewards"]))
+        expected = make_batch_with_critic(*(int(reward / 10) for reward in drawn["rewards"]))
         for name, tensor in drawn.items():
             torch.testing.assert_close(tensor, expected[name], msg=name)
 
@@ -97,75 +98,77 @@ class TestReplay:
             (torch.tensor([[0.7]]), torch.float32),
             (np.array([[0.7]]), torch.float32),
         ):
-            buffer = replay()
+            buffer = make_replay()
             assert buffer.action_dtype is None
-            buffer.add(**batch(1, actions=actions))
+            buffer.add(**make_batch(1, actions=actions))
             assert buffer.action_dtype == buffer.sample(1)["actions"].dtype == dtype
-        discrete = replay()
-        discrete.add(**batch(1, actions=torch.tensor([[3]])))
+        discrete = make_replay()
+        discrete.add(**make_batch(1, actions=torch.tensor([[3]])))
         with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
-            discrete.add(**batch(2))
+            discrete.add(**make_batch(2))
         assert len(discrete) == 1
 
     def test_a_declared_integer_action_is_never_made_of_a_fraction(self) -> None:
-        buffer = replay(action_dtype=torch.long)
+        buffer = make_replay(action_dtype=torch.long)
         with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
-            buffer.add(**batch(1))
+            buffer.add(**make_batch(1))
         assert buffer.size == 0
 
     def test_a_first_batch_that_is_refused_has_said_nothing(self) -> None:
-        buffer = replay()
+        buffer = make_replay()
         with pytest.raises(rl.SchemaError, match="reward"):
-            buffer.add(**batch(1, 2, actions=torch.tensor([[3], [4]]), rewards=torch.ones(1)))
+            buffer.add(**make_batch(1, 2, actions=torch.tensor([[3], [4]]), rewards=torch.ones(1)))
         assert (buffer.action_dtype, buffer.size, buffer.pos) == (None, 0, 0)
-        buffer.add(**batch(1, 2))
-        assert stored(buffer) == [1, 2]
+        buffer.add(**make_batch(1, 2))
+        assert list_stored_rows(buffer) == [1, 2]
 
     def test_scalar_actions_are_the_default(self) -> None:
         buffer = apexrl.ReplayBuffer(4, (2,))
-        buffer.add(**batch(1, 2, actions=torch.tensor([5, 5])))
+        buffer.add(**make_batch(1, 2, actions=torch.tensor([5, 5])))
         assert buffer.sample(2)["actions"].tolist() == [5, 5]
 
     def test_one_transition_needs_no_batch_axis(self) -> None:
-        buffer = replay()
+        buffer = make_replay()
         for row in range(7):
-            buffer.add(**{name: tensor[0] for name, tensor in batch(row).items()})
-        assert stored(buffer) == [5, 6, 2, 3, 4]
+            buffer.add(**{name: tensor[0] for name, tensor in make_batch(row).items()})
+        assert list_stored_rows(buffer) == [5, 6, 2, 3, 4]
         buffer.add([1.0, 1.0], [1.7], 10.0, [1.5, 1.5], False)
-        assert stored(buffer) == [5, 6, 1, 3, 4]
+        assert list_stored_rows(buffer) == [5, 6, 1, 3, 4]
 
     def test_nothing_is_broadcast(self) -> None:
-        buffer = replay()
+        buffer = make_replay()
         for wrong in (
             {"rewards": torch.ones(1)}, {"rewards": torch.ones(3, 1)}, {"dones": torch.ones(1)},
             {"actions": torch.ones(3)}, {"next_observations": torch.ones(1, 2)}, {"observations": torch.ones(3, 1)},
         ):  # fmt: skip
             with pytest.raises(rl.SchemaError, match="expected shape"):
-                buffer.add(**batch(1, 2, 3, **wrong))
+                buffer.add(**make_batch(1, 2, 3, **wrong))
         assert len(buffer) == 0
 
     def test_one_memory_for_both_observations_is_stored_as_given_and_told_once(self) -> None:
-        buffer = replay()
+        buffer = make_replay()
         in_place = torch.ones(3, 2)
         with pytest.warns(rl.DataWarning, match="observations: expected those before the step.*reuses its memory"):
-            buffer.add(**batch(1, 2, 3, observations=in_place, next_observations=in_place))
+            buffer.add(**make_batch(1, 2, 3, observations=in_place, next_observations=in_place))
         buffer.add(in_place[0], torch.ones(1), 1.0, in_place[0], False)
         assert buffer.state_dict()["next_observations"].eq(1).all()
         path = torch.arange(4.0).unsqueeze(1).repeat(1, 2)
-        for capacity in (5, 6):  # in 6 there are whole batches of 3
-            buffer = replay(capacity)
-            buffer.add(**batch(1, 2, 3, observations=path[:-1], next_observations=path[1:]))
+        # A capacity of 6 is a multiple of the batch of 3 rows, 5 is none.
+        for capacity in (5, 6):
+            buffer = make_replay(capacity)
+            buffer.add(**make_batch(1, 2, 3, observations=path[:-1], next_observations=path[1:]))
             assert buffer.next_observations[:3, 0].tolist() == [1.0, 2.0, 3.0]
 
     @pytest.mark.parametrize("envs", [1, 4])
     def test_an_environment_that_steps_in_place_is_noticed_although_the_next_observations_are_copies(
         self, envs: int
     ) -> None:
-        buffer, world = replay(100), torch.zeros(envs, 2)
+        buffer, world = make_replay(100), torch.zeros(envs, 2)
         noticed = 0
         for t in range(6):
-            world += 1  # the step, after which `observations` is no longer what the action was chosen for
-            rows = {**batch(*range(t, t + envs)), "observations": world, "next_observations": world.clone()}
+            # The environment writes its next observation into the same memory.
+            world += 1
+            rows = {**make_batch(*range(t, t + envs)), "observations": world, "next_observations": world.clone()}
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 buffer.add(**rows)
@@ -173,22 +176,22 @@ class TestReplay:
         assert noticed == 1
 
     def test_a_world_that_stands_still_and_one_that_is_copied_are_not_suspected(self) -> None:
-        buffer, world = replay(100), torch.zeros(2, 2)
+        buffer, world = make_replay(100), torch.zeros(2, 2)
         for t in range(6):
             obs = world.clone() if t > 3 else world
             world = world + 1 if t > 2 else world
-            buffer.add(**{**batch(t, t), "observations": obs, "next_observations": world.clone()})
+            buffer.add(**{**make_batch(t, t), "observations": obs, "next_observations": world.clone()})
         assert len(buffer) == 12
 
     def test_critic_observations_are_never_stale_and_never_dropped(self) -> None:
-        with_them, without = replay(critic_obs_shape=(1,)), replay()
+        with_them, without = make_replay(critic_obs_shape=(1,)), make_replay()
         with pytest.raises(rl.SchemaError, match="^critic_observations: expected a value, got None"):
-            with_them.add(**batch(1))
+            with_them.add(**make_batch(1))
         with pytest.raises(
             rl.SchemaError, match="critic_observations: expected None without critic_obs_shape, got Tensor"
         ):
-            without.add(**with_critic(1))
-        given = with_critic(1)
+            without.add(**make_batch_with_critic(1))
+        given = make_batch_with_critic(1)
         given.pop("critic_observations")
         with pytest.raises(rl.SchemaError, match="next_critic_observations: expected None without critic_obs_shape"):
             without.add(**given)
@@ -197,13 +200,13 @@ class TestReplay:
     @pytest.mark.parametrize("capacity", [0, -3])
     def test_a_capacity_is_positive(self, capacity: int) -> None:
         with pytest.raises(ValueError, match=f"^capacity: expected a positive int, got {capacity}"):
-            replay(capacity)
+            make_replay(capacity)
 
     def test_batches_are_positive_and_no_larger_than_what_is_stored(self) -> None:
-        buffer = replay()
+        buffer = make_replay()
         with pytest.raises(ValueError, match="^batch_size: expected at most 0"):
             buffer.sample(1)
-        buffer.add(**batch(1, 2))
+        buffer.add(**make_batch(1, 2))
         with pytest.raises(ValueError, match="^batch_size: expected at most 2"):
             buffer.sample(3)
         for wrong in (0, -1):
@@ -250,24 +253,26 @@ class TestReplay:
         buffer, other = (apexrl.ReplayBuffer(5, leaf, (1,), critic_obs_shape=(1,)) for _ in range(2))
         count = 0
         for size in sizes:
-            buffer.add(**with_critic(*range(count, count + size)))
+            buffer.add(**make_batch_with_critic(*range(count, count + size)))
             count += size
         torch.save(buffer.state_dict(), tmp_path / "state.pt")
-        other.add(**with_critic(*range(90, 95)))
+        other.add(**make_batch_with_critic(*range(90, 95)))
         other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-        for _ in range(3):  # and both go on alike
-            assert stored_or_nothing(other) == stored_or_nothing(buffer)
+        # Both buffers overwrite the same rows next.
+        for _ in range(3):
+            assert list_stored_rows_or_none(other) == list_stored_rows_or_none(buffer)
             assert (other.pos, other.full, other.size) == (buffer.pos, buffer.full, buffer.size)
             for one in (buffer, other):
-                one.add(**with_critic(count, count + 1))
+                one.add(**make_batch_with_critic(count, count + 1))
             count += 2
 
     def test_a_state_that_apexrl_wrote_is_read(self) -> None:
-        """Whole objects in it: a TensorDict, and a leaf's description of a class that is not ours."""
+        """The state has a TensorDict and an object of ApexRL's own class of leaf specifications."""
         foreign = SimpleNamespace(shape=(2,), dtype=torch.float32)
         spec = {"x": apexrl.TensorLeafSpec((2,), torch.float32)}
         buffer = apexrl.ReplayBuffer(3, spec, (1,))
-        row = torch.tensor([3.0, 1.0, 2.0])  # 3 was written last, over 0
+        # Row 3 was written last, over row 0.
+        row = torch.tensor([3.0, 1.0, 2.0])
         obs = TensorDict({"x": row.unsqueeze(1).repeat(1, 2)}, [3])
         buffer.load_state_dict(
             {
@@ -282,8 +287,8 @@ class TestReplay:
         assert buffer.state_dict()["rewards"].tolist() == [3.0, 4.0, 2.0]
 
     def test_a_state_of_another_layout_is_refused_and_changes_nothing(self) -> None:
-        buffer = replay(critic_obs_shape=(1,))
-        buffer.add(**with_critic(1, 2))
+        buffer = make_replay(critic_obs_shape=(1,))
+        buffer.add(**make_batch_with_critic(1, 2))
         state = buffer.state_dict()
         for name in ("obs_shape", "action_shape", "critic_obs_shape"):
             with pytest.raises(ValueError, match=f"^ReplayBuffer {name} mismatch$"):
@@ -292,31 +297,32 @@ class TestReplay:
             buffer.load_state_dict({**state, "capacity": 9})
         with pytest.raises(rl.SchemaError):
             buffer.load_state_dict({**state, "rewards": torch.ones(2, 2)})
-        assert stored(buffer) == [1, 2]
+        assert list_stored_rows(buffer) == [1, 2]
 
     def test_a_state_and_a_batch_are_the_callers_own(self) -> None:
-        buffer = replay()
-        buffer.add(**batch(1, 2))
+        buffer = make_replay()
+        buffer.add(**make_batch(1, 2))
         buffer.state_dict()["observations"].zero_()
         buffer.sample(2)["rewards"].zero_()
-        assert stored(buffer) == [1, 2]
+        assert list_stored_rows(buffer) == [1, 2]
 
     def test_a_seed_repeats_the_draws_and_leaves_global_generators_alone(self) -> None:
         before = torch.get_rng_state()
         draws = []
         for seed in (3, 3, None):
             buffer = apexrl.ReplayBuffer(50, (2,), (1,), seed=seed)
-            buffer.add(**batch(*range(50)))
+            buffer.add(**make_batch(*range(50)))
             draws.append(buffer.sample(40)["rewards"].tolist())
         assert draws[0] == draws[1] != draws[2]
         assert torch.equal(before, torch.get_rng_state())
 
     def test_attributes_are_the_memory_and_nothing_written_is_lost(self) -> None:
-        for capacity in (4, 5):  # whole batches of 2, and not
-            buffer = replay(capacity, critic_obs_shape=(1,))
+        # A capacity of 4 is a multiple of the batch of 2 rows, 5 is none.
+        for capacity in (4, 5):
+            buffer = make_replay(capacity, critic_obs_shape=(1,))
             assert buffer.observations.shape == (capacity, 2)
             for rows in ((1, 2), (3, 4), (5, 6)):
-                buffer.add(**with_critic(*rows))
+                buffer.add(**make_batch_with_critic(*rows))
             buffer.rewards *= 2
             buffer.dones[0] = 1
             buffer.actions = torch.full((capacity, 1), 0.5)
@@ -331,38 +337,38 @@ class TestReplay:
             for name in ("pos", "full", "size"):
                 with pytest.raises(AttributeError):
                     setattr(buffer, name, 0)
-        assert replay().critic_observations is None
+        assert make_replay().critic_observations is None
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
     @pytest.mark.parametrize("sizes", [(), (2,), (2, 2, 2), (2, 3)])
     def test_copies_hold_the_same_and_draw_the_same(self, copied: Any, sizes: tuple[int, ...]) -> None:
-        buffer = replay(4)
+        buffer = make_replay(4)
         for size in sizes:
-            buffer.add(**batch(*range(size)))
+            buffer.add(**make_batch(*range(size)))
         other = copied(buffer)
-        assert stored_or_nothing(other) == stored_or_nothing(buffer)
+        assert list_stored_rows_or_none(other) == list_stored_rows_or_none(buffer)
         for one in (buffer, other):
-            one.add(**batch(8, 9))
-        assert stored(other) == stored(buffer)
+            one.add(**make_batch(8, 9))
+        assert list_stored_rows(other) == list_stored_rows(buffer)
         assert other.sample(2)["rewards"].tolist() == buffer.sample(2)["rewards"].tolist()
         other.rewards.zero_()
         assert buffer.rewards.any()
 
 
-def stored_or_nothing(buffer: apexrl.ReplayBuffer) -> list[int]:
-    return stored(buffer) if buffer.size else []
+def list_stored_rows_or_none(buffer: apexrl.ReplayBuffer) -> list[int]:
+    return list_stored_rows(buffer) if buffer.size else []
 
 
 def test_axes_of_length_one_of_one_transition_make_no_difference() -> None:
-    buffer = replay()
-    given = batch(3)
+    buffer = make_replay()
+    given = make_batch(3)
     buffer.add(**{**given, "rewards": given["rewards"].view(1, 1), "dones": given["dones"].view(1, 1)})
-    buffer.add(**batch(3))
+    buffer.add(**make_batch(3))
     drawn = buffer.sample(2)
     assert drawn["rewards"].tolist() == [30, 30]
     assert drawn["dones"].tolist() == [1, 1]
     with pytest.raises(rl.SchemaError, match="reward: expected shape"):
-        buffer.add(**batch(1, 2, rewards=torch.ones(2, 1)))
+        buffer.add(**make_batch(1, 2, rewards=torch.ones(2, 1)))
 
 
 @pytest.mark.parametrize("obs_shape", [5, {"a": 5}], ids=["int", "dict"])

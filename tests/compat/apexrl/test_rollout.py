@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer: its names and errors are kept, and what it gets wrong is right."""
+"""ApexRL's rollout buffer: its names, its errors and our corrections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ N = 3
 
 
 def step(t: int, **changed: Any) -> dict[str, Any]:
-    """One step with numbers to recognise: observation t, action t + 0.7, reward 10·t + n, value 2·t, log prob −t."""
+    """Make step t: observation t, action t + 0.7, reward 10·t + n, value 2·t, log probability −t."""
     fields = {
         "observations": torch.full((N, 2), float(t)), "privileged_observations": None,
         "actions": torch.full((N, 2), t + 0.7), "rewards": 10.0 * t + torch.arange(N), "dones": torch.zeros(N),
@@ -66,7 +66,8 @@ class TestRollout:
         dones = (torch.rand(stored, envs, generator=random) < 0.3).float()
         last = torch.randn(envs, generator=random)
         buffer = apexrl.RolloutBuffer(envs, steps, (1,), device="cpu")
-        for _ in range(data.draw(st.integers(0, 1))):  # an older rollout must not be seen
+        # Steps of an older rollout must not be read.
+        for _ in range(data.draw(st.integers(0, 1))):
             for _ in range(steps):
                 ones = torch.ones(envs)
                 buffer.add(torch.ones(envs, 1), None, ones, ones, ones, ones, ones)
@@ -214,7 +215,8 @@ class TestRollout:
         assert (len(buffer), buffer.step) == (0, 0)
         buffer.add(**step(5))
         assert buffer.observations[0].eq(5).all()
-        buffer.step = 2  # rows that somebody wrote
+        # The caller has written two rows into the memory.
+        buffer.step = 2
         assert buffer.core["obs"][:, 0, 0].tolist() == [5, 1]
         for wrong in (-1, 5, 1.5, True):
             with pytest.raises(rl.SchemaError, match="step: expected 0 to 4"):
@@ -367,7 +369,8 @@ class TestRollout:
         assert torch.equal(values, 2 * time)
         torch.testing.assert_close(returns, advantages + values)
         counts = torch.bincount(((returns.unsqueeze(1) == buffer.returns[:3].flatten()).float().argmax(1)), minlength=9)
-        assert (counts - 500 / 9).square().sum() * 9 / 500 < 30  # chi square, 8 degrees of freedom: p < 0.0003
+        # Chi-square test with 8 degrees of freedom, p < 0.0003.
+        assert (counts - 500 / 9).square().sum() * 9 / 500 < 30
         assert torch.equal(make().get_minibatch(9)[0], make().get_minibatch(9)[0])
         obs += 100
         assert buffer.observations.max() < 100
@@ -384,7 +387,7 @@ class TestRollout:
         assert buffer.observations[:3, 0, 0].tolist() == [0, 1, 2]
         assert buffer.to(torch.device("meta")).device.type == "meta"
         assert buffer.observations.device.type == buffer.advantages.device.type == "meta"
-        buffer.add(**step(3))  # from the host
+        buffer.add(**step(3))
         assert buffer.step == 4
 
     @pytest.mark.parametrize("computed", [True, False])

@@ -1,4 +1,4 @@
-"""How ApexRL describes observations."""
+"""ApexRL's specifications of observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ApexRL's own PPO, DQN and SAC patched to make our buffers, in a world that is quickly learnt."""
+"""ApexRL's PPO, DQN and SAC learn a simple environment with our buffers after `patch`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REASON = "ApexRL is in no registry: put its src on the path"
 
 
 class Copying(gymnasium.Env[np.ndarray, Any]):
-    """Rewarded for the action that the observation shows; the episodes are 8 steps long."""
+    """Environment that rewards the action shown by the observation; episodes have 8 steps."""
 
     def __init__(self, continuous: bool = False) -> None:
         self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
@@ -42,7 +42,7 @@ class Copying(gymnasium.Env[np.ndarray, Any]):
 
 
 def vector(continuous: bool = False) -> Any:
-    """ApexRL's vector environment, which gives the memory of its observations away, with copies instead."""
+    """Make ApexRL's vector environment with copied observations; by itself it overwrites those that it has returned."""
     wrapper = pytest.importorskip("apexrl.envs.gym_wrapper", reason=REASON)
 
     class Copied(wrapper.GymVecEnvContinuous if continuous else wrapper.GymVecEnv):  # pyright: ignore
@@ -74,7 +74,8 @@ def runner(name: str) -> Any:
     return agents.OffPolicyRunner(env=world, agent=learner, device=cpu)
 
 
-@pytest.mark.filterwarnings("ignore:patch\\('apexrl'\\)")  # a source tree has no version
+# The source tree of ApexRL has no version, so `patch` warns.
+@pytest.mark.filterwarnings("ignore:patch\\('apexrl'\\)")
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
 def test_its_trainers_learn_save_and_load_on_our_buffers(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -91,4 +92,5 @@ def test_its_trainers_learn_save_and_load_on_our_buffers(name: str, tmp_path: Pa
     trainer.agent.load(str(tmp_path / "agent.pt"))
     assert len(buffer) == (4 * 32 if name == "ppo" else 2000)
     found = trainer.agent.eval(num_episodes=8) if name != "ppo" else trainer.eval(num_episodes=8)
-    assert next(value for key, value in found.items() if "mean_reward" in key) > -2.5  # by chance −4 or −8
+    # Random actions score −4 or −8.
+    assert next(value for key, value in found.items() if "mean_reward" in key) > -2.5

@@ -1,4 +1,4 @@
-"""ApexRL's helpers for observations: the paths they are imported from, and what they make of trees of tensors."""
+"""ApexRL's functions for observations: their import paths, and their results for nested observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code blocks of the documents that the adapters follow, as printed there, and of our guides."""
+"""Python code blocks of the originals' documents and of our migration guides."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _GUIDES = Path(__file__).parents[3] / "docs" / "migrating"
 
 
 def blocks(name: str) -> list[str]:
-    """The Python blocks of a document."""
+    """Return the Python blocks of an original's document."""
     return _blocks(Path(__file__).parent / f"{name}.md")
 
 
 def guide(name: str) -> list[str]:
-    """The Python blocks of our guide to migrating from a library."""
+    """Return the Python blocks of our guide to migrating from a library."""
     return _blocks(_GUIDES / f"{name}.md")
 
 
