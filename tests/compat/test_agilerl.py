@@ -29,16 +29,16 @@ BOX = spaces.Box(-np.inf, np.inf, (2,))
 KINDS = (BPTTSequenceType.CHUNKED, BPTTSequenceType.MAXIMUM, BPTTSequenceType.FIFTY_PERCENT_OVERLAPPING)
 
 
-def buffer(capacity: int, num_envs: int = 1, **options: Any) -> RolloutBuffer:
+def make_buffer(capacity: int, num_envs: int = 1, **options: Any) -> RolloutBuffer:
     return RolloutBuffer(capacity, BOX, spaces.Discrete(3), num_envs=num_envs, **options)
 
 
-def recurrent(capacity: int, num_envs: int = 1, **options: Any) -> RolloutBuffer:
+def make_recurrent_buffer(capacity: int, num_envs: int = 1, **options: Any) -> RolloutBuffer:
     architecture = {"actor": (2, num_envs, 3), "critic": (1, num_envs, 4)}
-    return buffer(capacity, num_envs, recurrent=True, hidden_state_architecture=architecture, **options)
+    return make_buffer(capacity, num_envs, recurrent=True, hidden_state_architecture=architecture, **options)
 
 
-def fill(target: RolloutBuffer, dones: Any, start: int = 0) -> None:
+def add_steps(target: RolloutBuffer, dones: Any, start: int = 0) -> None:
     """Add steps start, start + 1, …, whose numbers all depend on time t and environment n: x = 100·t + n."""
     for t, done in enumerate(np.asarray(dones, dtype=bool), start):
         env = np.arange(target.num_envs) + 100.0 * t
@@ -71,7 +71,7 @@ DOCUMENTED = {
 }
 
 
-def signature(function: Any) -> str:
+def describe_signature(function: Any) -> str:
     """Return a signature without annotations and without `seed`, which AgileRL lacks; enumerations are their values."""
     parts = [part for part in inspect.signature(function).parameters.values() if part.name != "seed"]
     plain = [p.replace(annotation=p.empty, default=getattr(p.default, "value", p.default)) for p in parts]
@@ -80,14 +80,16 @@ def signature(function: Any) -> str:
 
 @pytest.mark.parametrize("method", DOCUMENTED)
 def test_signatures_are_the_documented_ones(method: str) -> None:
-    assert signature(getattr(RolloutBuffer, method)) == DOCUMENTED[method]
+    assert describe_signature(getattr(RolloutBuffer, method)) == DOCUMENTED[method]
 
 
 @pytest.mark.skipif(find_spec("agilerl") is None, reason="AgileRL is not installed")
 @pytest.mark.parametrize("method", DOCUMENTED)
 def test_signatures_are_those_of_the_library(method: str) -> None:
     theirs: Any = pytest.importorskip("agilerl.components.rollout_buffer", reason="AgileRL is not installed")
-    assert signature(getattr(RolloutBuffer, method)) == signature(getattr(theirs.RolloutBuffer, method))
+    assert describe_signature(getattr(RolloutBuffer, method)) == describe_signature(
+        getattr(theirs.RolloutBuffer, method)
+    )
 
 
 def test_sequence_types_have_the_documented_names_and_the_librarys() -> None:
@@ -148,7 +150,7 @@ def leaves(observations: Any) -> list[Any]:
     return list(observations.values(True, True)) if isinstance(observations, TensorDict) else [observations]
 
 
-def batched(space: spaces.Space[Any], rng: int, count: int) -> Any:
+def make_batch(space: spaces.Space[Any], rng: int, count: int) -> Any:
     space.seed(rng)
     return gym.vector.utils.concatenate(
         space, [space.sample() for _ in range(count)], gym.vector.utils.create_empty_array(space, count)
@@ -158,7 +160,7 @@ def batched(space: spaces.Space[Any], rng: int, count: int) -> Any:
 @pytest.mark.parametrize(("space", "shape"), SPACES, ids=lambda part: type(part).__name__)
 def test_observations_of_every_space_are_stored_as_float32_rows(space: spaces.Space[Any], shape: Any) -> None:
     target = RolloutBuffer(3, space, spaces.Discrete(2), num_envs=2)
-    first, second = batched(space, 0, 2), batched(space, 1, 2)
+    first, second = make_batch(space, 0, 2), make_batch(space, 1, 2)
     target.add(first, [0, 1], [0.0, 0.0], [False, False], [0.0, 0.0], [0.0, 0.0], next_obs=second)
     for name, given_ in (("observations", first), ("next_observations", second)):
         stored = target.buffer[name]
@@ -196,7 +198,7 @@ def test_one_environment_takes_numbers_and_bare_observations() -> None:
 
 
 def test_columns_of_one_number_and_a_leading_axis_are_taken() -> None:
-    target = buffer(2, 3)
+    target = make_buffer(2, 3)
     column = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
     target.add(np.ones((1, 3, 2)), column, column, np.array([[0.0], [1.0], [0.0]]), column, column.T)
     assert target.buffer["values"][0].tolist() == target.buffer["log_probs"][0].tolist() == [1, 2, 3]
@@ -216,8 +218,8 @@ def test_columns_of_one_number_and_a_leading_axis_are_taken() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_changes(name: str, value: Any, message: str) -> None:
-    target = recurrent(2, 2)
-    fill(target, [[0, 1]])
+    target = make_recurrent_buffer(2, 2)
+    add_steps(target, [[0, 1]])
     before = target.buffer.clone()
     zeros = np.zeros(2, np.float32)
     step = {"obs": np.zeros((2, 2)), "action": zeros, "reward": zeros, "done": zeros, "value": zeros, "log_prob": zeros}
@@ -228,7 +230,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(name: str, value: Any,
 
 
 def test_hidden_states_come_as_torch_has_them_or_as_the_document_says() -> None:
-    target = recurrent(2, 5)
+    target = make_recurrent_buffer(2, 5)
     actor, critic = np.arange(30.0).reshape(2, 5, 3), np.arange(20.0).reshape(5, 4)
     zeros = np.zeros(5, np.float32)
     target.add(
@@ -245,7 +247,7 @@ def test_hidden_states_come_as_torch_has_them_or_as_the_document_says() -> None:
 
 
 def test_action_masks_appear_with_the_first_and_are_all_legal_before() -> None:
-    target = buffer(4)
+    target = make_buffer(4)
     zeros = np.zeros(1, np.float32)
     target.add(np.zeros(2), 0, zeros, False, zeros, zeros)
     assert "action_masks" not in target.buffer.keys()
@@ -256,7 +258,7 @@ def test_action_masks_appear_with_the_first_and_are_all_legal_before() -> None:
 
 
 def test_what_is_left_out_of_a_step_is_not_what_the_rollout_before_had() -> None:
-    target = recurrent(1, 2)
+    target = make_recurrent_buffer(1, 2)
     zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
     hidden = {"actor": np.ones((2, 2, 3)), "critic": np.ones((1, 2, 4))}
     target.add(
@@ -273,8 +275,8 @@ def test_what_is_left_out_of_a_step_is_not_what_the_rollout_before_had() -> None
 
 
 def test_what_is_assigned_to_the_memory_is_stored_and_new_names_are_refused() -> None:
-    target = buffer(3, 2)
-    fill(target, np.zeros((2, 2)))
+    target = make_buffer(3, 2)
+    add_steps(target, np.zeros((2, 2)))
     target.buffer["advantages"][:2] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert target.get_tensor_batch()["advantages"].tolist() == [1, 2, 3, 4]
     target.buffer["advantages"] += 1
@@ -315,24 +317,24 @@ def test_an_observation_of_a_dict_space_must_be_a_dict() -> None:
 
 def test_a_recurrent_buffer_needs_an_architecture() -> None:
     with pytest.raises(ValueError, match="hidden_state_architecture must be provided"):
-        buffer(2, recurrent=True)
+        make_buffer(2, recurrent=True)
 
 
 def test_a_full_buffer_refuses_a_step_unless_it_wraps() -> None:
-    target = buffer(2, 3)
-    fill(target, np.zeros((2, 3)))
+    target = make_buffer(2, 3)
+    add_steps(target, np.zeros((2, 3)))
     assert (target.pos, target.full, target.size()) == (2, True, 6)
     with pytest.raises(ValueError, match="Buffer has reached capacity: all 2 steps"):
-        fill(target, np.zeros((1, 3)))
+        add_steps(target, np.zeros((1, 3)))
     target.wrap_at_capacity = True
-    fill(target, np.zeros((1, 3)), start=2)
+    add_steps(target, np.zeros((1, 3)), start=2)
     assert (target.pos, target.full, target.size()) == (1, True, 6)
     assert target.buffer["observations"][:, 0, 0].tolist() == [200, 100]
 
 
 def test_reset_forgets_steps_and_sequences() -> None:
-    target = recurrent(2, 2)
-    fill(target, np.zeros((2, 2)))
+    target = make_recurrent_buffer(2, 2)
+    add_steps(target, np.zeros((2, 2)))
     target.prepare_sequence_tensors()
     target.reset()
     assert (target.pos, target.full, target.size()) == (0, False, 0)
@@ -344,7 +346,7 @@ def test_reset_forgets_steps_and_sequences() -> None:
 
 @pytest.mark.parametrize("use_gae", [True, False])
 def test_an_episodes_end_is_its_own_steps_in_both_estimators(use_gae: bool) -> None:
-    target = buffer(3, gamma=1.0, gae_lambda=1.0, use_gae=use_gae)
+    target = make_buffer(3, gamma=1.0, gae_lambda=1.0, use_gae=use_gae)
     for value, done in ((0.0, False), (0.0, True), (10.0, False)):
         target.add(np.zeros(2), 0, 1.0, done, value, 0.0)
     target.compute_returns_and_advantages(np.zeros(1), np.zeros(1))
@@ -353,7 +355,7 @@ def test_an_episodes_end_is_its_own_steps_in_both_estimators(use_gae: bool) -> N
 
 
 def test_advantages_of_a_discounted_rollout_are_the_written_out_ones() -> None:
-    target = buffer(5, gamma=0.9, gae_lambda=0.8)
+    target = make_buffer(5, gamma=0.9, gae_lambda=0.8)
     for t, reward in enumerate((10.0, 0.0, 0.0, 100.0, 0.0)):
         target.add(np.zeros(2), 0, reward, t == 2, t + 1.0, 0.0)
     target.compute_returns_and_advantages(torch.zeros(1, 1), np.array([[False]]))
@@ -365,7 +367,7 @@ def test_advantages_of_a_discounted_rollout_are_the_written_out_ones() -> None:
 def test_the_newest_step_bootstraps_unless_its_episode_is_over_for_good(
     use_gae: bool, done: int, last_done: int, expected: float
 ) -> None:
-    target = buffer(1, gamma=0.5, use_gae=use_gae)
+    target = make_buffer(1, gamma=0.5, use_gae=use_gae)
     target.add(np.zeros(2), 0, 1.0, done, 3.0, 0.0)
     target.compute_returns_and_advantages([10.0], [last_done])
     assert target.buffer["returns"].item() == expected
@@ -379,7 +381,7 @@ def test_returns_match_the_written_out_recurrences_also_after_a_wrap(data: st.Da
     reward, value = (torch.randn(steps, envs, generator=rng) for _ in range(2))
     done = torch.rand(steps, envs, generator=rng) < 0.3
     last, over = torch.randn(envs, generator=rng), torch.rand(envs, generator=rng) < 0.3
-    target = buffer(capacity, envs, gamma=0.9, gae_lambda=0.7, use_gae=use_gae, wrap_at_capacity=True)
+    target = make_buffer(capacity, envs, gamma=0.9, gae_lambda=0.7, use_gae=use_gae, wrap_at_capacity=True)
     for t in range(steps):
         target.add(np.zeros((envs, 2)), np.zeros(envs), reward[t], done[t], value[t], np.zeros(envs))
     target.compute_returns_and_advantages(last, over)
@@ -405,16 +407,16 @@ def test_computing_returns_of_nothing_says_what_to_do() -> None:
     with pytest.raises(
         rl.NotReadyError, match="compute_returns_and_advantages: expected at least 1 stored step, got 0"
     ):
-        buffer(2).compute_returns_and_advantages(np.zeros(1), np.zeros(1))
-    target = buffer(2)
+        make_buffer(2).compute_returns_and_advantages(np.zeros(1), np.zeros(1))
+    target = make_buffer(2)
     target.add(np.zeros(2), 0, 0.0, False, 0.0, 0.0)
     with pytest.raises(ValueError, match=re.escape("last_value: expected shape (1,), got (2,)")):
         target.compute_returns_and_advantages(np.zeros(2), np.zeros(1))
 
 
 def test_get_gives_arrays_and_get_tensor_batch_tensors_of_all_steps_in_time_order() -> None:
-    target = recurrent(4, 2)
-    fill(target, np.zeros((3, 2)))
+    target = make_recurrent_buffer(4, 2)
+    add_steps(target, np.zeros((3, 2)))
     flat = [0, 1, 100, 101, 200, 201]
     arrays, tensors = target.get(), target.get_tensor_batch()
     assert isinstance(arrays["hidden_states"], dict)
@@ -424,8 +426,8 @@ def test_get_gives_arrays_and_get_tensor_batch_tensors_of_all_steps_in_time_orde
 
 
 def test_a_batch_is_a_random_part_without_repetition_and_the_callers_own() -> None:
-    target = buffer(40, 2)
-    fill(target, np.zeros((40, 2)))
+    target = make_buffer(40, 2)
+    add_steps(target, np.zeros((40, 2)))
     steps = [100.0 * t + n for t in range(40) for n in range(2)]
     drawn = [tuple(target.get(30)["observations"][:, 0].tolist()) for _ in range(3)]
     drawn += [tuple(target.get_tensor_batch(30)["observations"][:, 0].tolist()) for _ in range(3)]
@@ -438,8 +440,8 @@ def test_a_batch_is_a_random_part_without_repetition_and_the_callers_own() -> No
 
 
 def test_an_empty_buffer_gives_empty_batches() -> None:
-    assert buffer(2).get() == {}
-    assert buffer(2).get_tensor_batch().is_empty()
+    assert make_buffer(2).get() == {}
+    assert make_buffer(2).get_tensor_batch().is_empty()
 
 
 @pytest.mark.parametrize(
@@ -447,8 +449,8 @@ def test_an_empty_buffer_gives_empty_batches() -> None:
     [("get", "larger than buffer size, so that all 2"), ("get_tensor_batch", "larger than buffer_size, so that all 2")],
 )
 def test_a_batch_larger_than_the_buffer_is_all_of_it_with_a_warning(method: str, message: str) -> None:
-    target = buffer(2, 2)
-    fill(target, np.zeros((1, 2)))
+    target = make_buffer(2, 2)
+    add_steps(target, np.zeros((1, 2)))
     with pytest.warns(UserWarning, match=message):
         batch = getattr(target, method)(3)
     assert batch["observations"][:, 0].tolist() == [0, 1]
@@ -471,22 +473,22 @@ def prepared_slices(target: RolloutBuffer) -> list[list[int]]:
     ],
 )
 def test_an_episode_is_cut_as_the_sequence_type_says(length: int, kind: BPTTSequenceType, starts: Any) -> None:
-    target = recurrent(length, max_seq_len=4, bptt_sequence_type=kind)
-    fill(target, np.zeros((length, 1)))
+    target = make_recurrent_buffer(length, max_seq_len=4, bptt_sequence_type=kind)
+    add_steps(target, np.zeros((length, 1)))
     assert prepared_slices(target) == [list(range(start, start + 4)) for start in starts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_episode_shorter_than_a_sequence_is_one(kind: BPTTSequenceType) -> None:
-    target = recurrent(3, max_seq_len=4, bptt_sequence_type=kind)
-    fill(target, np.zeros((3, 1)))
+    target = make_recurrent_buffer(3, max_seq_len=4, bptt_sequence_type=kind)
+    add_steps(target, np.zeros((3, 1)))
     assert prepared_slices(target) == [[0, 1, 2]]
     assert (target.num_sequences, target.max_sequence_length) == (1, 3)
 
 
 def test_the_prepared_tensors_of_two_environments() -> None:
-    target = recurrent(5, 2, max_seq_len=3)
-    fill(target, [[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]])
+    target = make_recurrent_buffer(5, 2, max_seq_len=3)
+    add_steps(target, [[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]])
     padded = target.prepare_sequence_tensors()
     assert padded.batch_size == (3, 3)
     assert [part.tolist() for part in target.unpadded_slices or ()] == [[0, 2], [4, 6, 8], [1, 3, 5]]
@@ -511,8 +513,8 @@ def test_sequences_match_the_written_out_ones_also_after_a_wrap(data: st.DataObj
     length, kind = data.draw(st.none() | st.integers(1, 5)), data.draw(st.sampled_from(KINDS))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
     done = rng.random((steps, envs)) < data.draw(st.sampled_from([0.0, 0.2, 0.6]))
-    target = recurrent(capacity, envs, max_seq_len=length, bptt_sequence_type=kind, wrap_at_capacity=True)
-    fill(target, done)
+    target = make_recurrent_buffer(capacity, envs, max_seq_len=length, bptt_sequence_type=kind, wrap_at_capacity=True)
+    add_steps(target, done)
     first = max(steps - capacity, 0)
     expected = reference.sequences(done[first:].tolist(), length, kind.value)
     assert prepared_slices(target) == expected
@@ -522,23 +524,23 @@ def test_sequences_match_the_written_out_ones_also_after_a_wrap(data: st.DataObj
 
     # Numbers show time and environment: each sequence must be complete, come once, and have its own hidden state.
     numbers = [[100.0 * (first + i // envs) + i % envs for i in part] for part in expected]
-    found = []
+    actual = []
     for padded, unpadded in target.get_minibatch_sequences(data.draw(st.integers(1, len(expected)))):
         count = len(padded) // longest
         obs, mask = (padded[key].view(count, longest, -1) for key in ("observations", "pad_mask"))
         assert not obs[~mask.squeeze(-1)].any()
         hidden: Any = padded.get_non_tensor("initial_hidden_states")
         for i in range(count):
-            found.append(obs[i, mask[i, :, 0], 0].tolist())
-            assert hidden["actor"][i].flatten().tolist() == [found[-1][0]] * 6
-            assert hidden["critic"][i].flatten().tolist() == [found[-1][0]] * 4
+            actual.append(obs[i, mask[i, :, 0], 0].tolist())
+            assert hidden["actor"][i].flatten().tolist() == [actual[-1][0]] * 6
+            assert hidden["critic"][i].flatten().tolist() == [actual[-1][0]] * 4
         assert torch.allclose(unpadded["values"] * 3, padded["observations"][padded["pad_mask"]][:, 0])
-    assert sorted(found) == sorted(numbers)
+    assert sorted(actual) == sorted(numbers)
 
 
 def test_an_epoch_shuffles_whole_sequences_and_ends_with_the_remainder() -> None:
-    target = recurrent(50, 1, max_seq_len=2)
-    fill(target, np.zeros((50, 1)))
+    target = make_recurrent_buffer(50, 1, max_seq_len=2)
+    add_steps(target, np.zeros((50, 1)))
     target.prepare_sequence_tensors()
     epochs = [list(target.get_minibatch_sequences(10)) for _ in range(2)]
     assert [[len(padded) for padded, _ in epoch] for epoch in epochs] == [[20, 20, 10]] * 2
@@ -561,8 +563,8 @@ def test_action_masks_and_nested_observations_are_padded_too() -> None:
 
 
 def test_prepared_sequences_are_a_copy() -> None:
-    target = recurrent(2, 1)
-    fill(target, np.zeros((2, 1)))
+    target = make_recurrent_buffer(2, 1)
+    add_steps(target, np.zeros((2, 1)))
     target.prepare_sequence_tensors()
     target.buffer["values"].fill_(99)
     target.buffer["observations"].fill_(99)
@@ -573,20 +575,20 @@ def test_prepared_sequences_are_a_copy() -> None:
 
 def test_sequences_need_a_recurrent_buffer_and_steps_and_preparation() -> None:
     with pytest.raises(ValueError, match="only supported when recurrent=True"):
-        buffer(2).prepare_sequence_tensors()
+        make_buffer(2).prepare_sequence_tensors()
     with pytest.raises(ValueError, match="^Attempting to prepare sequences with empty buffer: add steps"):
-        recurrent(2).prepare_sequence_tensors()
+        make_recurrent_buffer(2).prepare_sequence_tensors()
     with pytest.raises(ValueError, match="^Attempting to fetch minibatches before preparing sequences: call"):
-        next(recurrent(2).get_minibatch_sequences(2))
-    target: Any = recurrent(2, bptt_sequence_type="backwards")
-    fill(target, np.zeros((2, 1)))
+        next(make_recurrent_buffer(2).get_minibatch_sequences(2))
+    target: Any = make_recurrent_buffer(2, bptt_sequence_type="backwards")
+    add_steps(target, np.zeros((2, 1)))
     with pytest.raises(NotImplementedError, match="unrecognized sequence type .*backwards.*: pass one of CHUNKED"):
         target.prepare_sequence_tensors()
 
 
 def test_a_minibatch_larger_than_all_sequences_is_all_with_a_warning() -> None:
-    target = recurrent(4, max_seq_len=2)
-    fill(target, np.zeros((4, 1)))
+    target = make_recurrent_buffer(4, max_seq_len=2)
+    add_steps(target, np.zeros((4, 1)))
     target.prepare_sequence_tensors()
     with pytest.warns(UserWarning, match="larger than the number of sequences; all 2 are one batch"):
         ((padded, _),) = target.get_minibatch_sequences(3)
@@ -595,13 +597,13 @@ def test_a_minibatch_larger_than_all_sequences_is_all_with_a_warning() -> None:
 
 @pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])
 def test_a_copy_has_the_steps_and_goes_on_by_itself(copied: Any) -> None:
-    target = recurrent(3, 2, wrap_at_capacity=True, max_seq_len=2)
-    fill(target, np.zeros((4, 2)))
+    target = make_recurrent_buffer(3, 2, wrap_at_capacity=True, max_seq_len=2)
+    add_steps(target, np.zeros((4, 2)))
     target.prepare_sequence_tensors()
     twin = copied(target)
     assert (twin.pos, twin.full, twin.num_sequences) == (1, True, target.num_sequences)
     assert (twin.buffer == target.buffer).all()
-    fill(twin, np.zeros((1, 2)), start=4)
+    add_steps(twin, np.zeros((1, 2)), start=4)
     assert twin.get()["observations"][:, 0].tolist() == [200, 201, 300, 301, 400, 401]
     assert target.get()["observations"][:, 0].tolist() == [100, 101, 200, 201, 300, 301]
     assert len(list(twin.get_minibatch_sequences(1))) == target.num_sequences
@@ -639,22 +641,22 @@ def test_the_state_of_agilerls_own_buffer_is_taken(masked: bool) -> None:
 
 
 def test_a_seed_repeats_all_draws_also_in_a_pickled_copy() -> None:
-    found = []
+    actual = []
     before = torch.get_rng_state()
     for seed in (1, 1, 2):
-        target = recurrent(20, 2, max_seq_len=2, seed=seed)
-        fill(target, np.zeros((20, 2)))
+        target = make_recurrent_buffer(20, 2, max_seq_len=2, seed=seed)
+        add_steps(target, np.zeros((20, 2)))
         target.prepare_sequence_tensors()
-        found.append(draws(target))
+        actual.append(draws(target))
         twin = pickle.loads(pickle.dumps(target))
         assert draws(twin) == draws(target)
-    assert found[0] == found[1] != found[2]
+    assert actual[0] == actual[1] != actual[2]
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_state_without_its_memory_starts_empty_with_a_warning() -> None:
-    target = buffer(3, 2)
-    fill(target, np.zeros((2, 2)))
+    target = make_buffer(3, 2)
+    add_steps(target, np.zeros((2, 2)))
     state = target.__getstate__()
     restored = RolloutBuffer.__new__(RolloutBuffer)
     with pytest.warns(UserWarning, match="no TensorDict of steps"):
@@ -663,7 +665,7 @@ def test_a_state_without_its_memory_starts_empty_with_a_warning() -> None:
     with pytest.warns(UserWarning, match=re.escape("expected batch_size torch.Size([3, 2])")):
         restored.__setstate__(state | {"buffer": target.buffer[:2]})
     assert restored.size() == 0
-    fill(restored, np.zeros((3, 2)))
+    add_steps(restored, np.zeros((3, 2)))
     assert restored.size() == 6
     del state["observation_space"], state["buffer"]
     spaces_missing = "observation or action space is missing"

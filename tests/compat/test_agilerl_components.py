@@ -38,7 +38,7 @@ def test_every_name_is_in_the_module_that_it_is_in(module: str) -> None:
     assert all(hasattr(ours, name) for name in NAMES[module])
 
 
-def rows(count: int, start: int = 0) -> TensorDict:
+def make_rows(count: int, start: int = 0) -> TensorDict:
     number = torch.arange(start, start + count).float()
     step = {"obs": number[:, None], "action": number, "reward": number, "next_obs": number[:, None] + 1}
     return TensorDict({**step, "done": torch.zeros(count)}, batch_size=[count])
@@ -86,7 +86,7 @@ class TestSampler:
     def test_each_kind_of_buffer_is_sampled_its_way(self) -> None:
         plain, by_priority, n_steps = ReplayBuffer(9), PrioritizedReplayBuffer(9), MultiStepReplayBuffer(9, n_step=2)
         for start in range(0, 9, 3):
-            oldest = n_steps.add(rows(3, start))
+            oldest = n_steps.add(make_rows(3, start))
             for memory in (plain, by_priority):
                 if oldest is not None:
                     memory.add(oldest)
@@ -102,7 +102,7 @@ class TestSampler:
 
     def test_a_loader_gives_batches_of_the_dataset(self) -> None:
         memory = ReplayBuffer(9)
-        memory.add(rows(9))
+        memory.add(make_rows(9))
         dataset = ReplayDataset(memory, batch_size=2)
         sampler = Sampler(dataset=dataset, dataloader=DataLoader(dataset, batch_size=None))
         assert sampler.distributed
@@ -113,18 +113,18 @@ class TestSampler:
     @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
     def test_workers_of_a_loader_draw_by_themselves_from_the_rows_stored_when_they_start(self, kind: Any) -> None:
         memory = kind(64)
-        memory.add(rows(32))
+        memory.add(make_rows(32))
         loader = forked_loader(memory, num_workers=2)
         first, second = (list(loader) for _ in range(2))
         assert len({tuple(batch["obs"].reshape(-1).tolist()) for batch in (*first, *second)}) == 4
         assert all(batch["obs"].max() < 32 and len(batch) == 16 for batch in (*first, *second))
-        memory.add(rows(32, start=1_000))
+        memory.add(make_rows(32, start=1_000))
         assert max(float(batch["obs"].max()) for batch in loader) >= 1_000
         assert memory.sample(16).batch_size == (16,)
 
     def test_a_worker_that_stays_draws_other_rows_each_time(self) -> None:
         memory = ReplayBuffer(64)
-        memory.add(rows(64))
+        memory.add(make_rows(64))
         loader = forked_loader(memory, num_workers=1, persistent_workers=True)
         drawn = {tuple(batch["obs"].reshape(-1).tolist()) for _ in range(4) for batch in loader}
         assert len(drawn) == 4
@@ -172,7 +172,7 @@ class TestTrees:
 
     def test_what_is_written_to_a_tree_of_a_buffer_is_a_priority(self) -> None:
         memory = PrioritizedReplayBuffer(6, alpha=0.5, seed=0)
-        memory.add(rows(6))
+        memory.add(make_rows(6))
         memory.sum_tree[2] = 3.0
         memory.min_tree[4] = 0.25
         assert [memory.sum_tree[i] for i in range(6)] == pytest.approx([1, 1, 3, 1, 0.25, 1])
@@ -185,7 +185,7 @@ class TestTrees:
 class TestNothingIsLost:
     def test_what_is_written_to_the_storage_is_sampled(self) -> None:
         memory = ReplayBuffer(4)
-        memory.add(rows(4))
+        memory.add(make_rows(4))
         storage: Any = memory.storage
         storage["reward"] += 10
         storage["obs"] = torch.full((4, 1), 7.0)
@@ -197,7 +197,7 @@ class TestNothingIsLost:
     def test_alpha_is_set_before_rows_or_refused(self) -> None:
         memory = PrioritizedReplayBuffer(4)
         memory.alpha = 1.0
-        memory.add(rows(4))
+        memory.add(make_rows(4))
         memory.update_priorities(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
         assert memory.sum_tree.sum() == 10
         with pytest.raises(rl.SchemaError, match=r"alpha: expected 1\.0 for the rows that are stored, got 0\.5"):
@@ -207,7 +207,7 @@ class TestNothingIsLost:
     def test_copies_go_on_with_the_same_draws(self, kind: Any) -> None:
         memory = kind(20)
         for start in range(0, 24, 4):
-            memory.add(rows(4, start))
+            memory.add(make_rows(4, start))
         twins = [copy.deepcopy(memory), pickle.loads(pickle.dumps(memory))]
         drawn = [each.sample(5)["obs"].tolist() for each in (memory, *twins)]
         assert drawn[0] == drawn[1] == drawn[2]
@@ -221,7 +221,7 @@ class TestNothingIsLost:
             for seed in (3, 3, 4):
                 torch.manual_seed(seed)
                 memory = ReplayBuffer(50)
-                memory.add(rows(50))
+                memory.add(make_rows(50))
                 drawn.append(memory.sample(10)["obs"].tolist())
                 assert torch.equal(torch.random.get_rng_state(), torch.Generator().manual_seed(seed).get_state())
         assert drawn[0] == drawn[1] != drawn[2]
@@ -230,7 +230,7 @@ class TestNothingIsLost:
 
     def test_an_empty_batch_is_empty(self) -> None:
         memory = ReplayBuffer(4)
-        memory.add(rows(3))
+        memory.add(make_rows(3))
         assert memory.sample(0).batch_size == (0,)
 
 

@@ -47,25 +47,25 @@ class Collector:
         return rollout
 
 
-def make(num_envs: int = N, rollout_len: int = T, **more: int) -> RolloutBuffer:
+def make_buffer(num_envs: int = N, rollout_len: int = T, **more: int) -> RolloutBuffer:
     return RolloutBuffer(num_envs, rollout_len, 2, 1, CPU, **more)
 
 
-def collected(**options: Any) -> tuple[RolloutBuffer, TensorDict]:
-    buffer = make(**options)
+def collect_rollout(**options: Any) -> tuple[RolloutBuffer, TensorDict]:
+    buffer = make_buffer(**options)
     rollout = Collector().collect(buffer.rollout_len, buffer.start_rollout())
     return buffer, rollout
 
 
-def filled(steps: int = T, num_steps: int = T, **options: Any) -> StepRolloutBuffer:
+def make_filled_step_buffer(steps: int = T, num_steps: int = T, **options: Any) -> StepRolloutBuffer:
     """Make a step buffer with the steps of `Collector`."""
     buffer = StepRolloutBuffer(num_steps, N, 2, 1, CPU, **options)
     for t in range(steps):
-        buffer.add(**step(t))
+        buffer.add(**make_step(t))
     return buffer
 
 
-def step(t: int, **changed: Any) -> dict[str, Any]:
+def make_step(t: int, **changed: Any) -> dict[str, Any]:
     fields = {
         "obs": torch.full((N, 2), float(t)),
         "action": torch.full((N, 1), float(t)),
@@ -82,7 +82,7 @@ class TestDocuments:
         names: dict[str, Any] = {
             "RolloutBuffer": StepRolloutBuffer,
             **{"num_steps": T, "num_envs": N, "obs_dim": 2, "action_dim": 1, "device": CPU, "batch_size": 5},
-            **step(1),
+            **make_step(1),
             **{"adv": torch.arange(T * N).view(T, N), "ret": torch.ones(T, N)},
         }
         usage, _ = blocks("embodichain_steps")
@@ -147,7 +147,7 @@ class TestDocuments:
 
 class TestGoldenNumbers:
     def test_gae_ends_with_the_step_that_was_done(self, backend: str) -> None:
-        buffer = make(1, 3)
+        buffer = make_buffer(1, 3)
         rollout = buffer.start_rollout()
         rollout["reward"][:, :3] = 1
         rollout["value"][:] = torch.tensor([0.0, 0.0, 10.0, 5.0])
@@ -158,7 +158,7 @@ class TestGoldenNumbers:
         assert rollout["advantage"].tolist() == [[2.0, 1.0, -4.0, 0.0]]
 
     def test_group_fields(self, backend: str) -> None:
-        rollout = make(2, 3).start_rollout()
+        rollout = make_buffer(2, 3).start_rollout()
         rollout["reward"][:, :3] = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 2.0]])
         rollout["done"][0, 1] = True
         results = compute_group_advantage(rollout, 0.9, 2)
@@ -176,17 +176,17 @@ class TestGoldenNumbers:
 
     @pytest.mark.parametrize(("size", "text"), [(1, "at least 2"), (2, "a divisor of 3 environments")])
     def test_groups_must_be_whole(self, size: int, text: str) -> None:
-        _, rollout = collected()
+        _, rollout = collect_rollout()
         with pytest.raises(ValueError, match=text):
             compute_group_advantage(rollout, 0.9, size)
 
 
 @st.composite
-def finished(draw: st.DrawFn, env_counts: tuple[int, ...] = (1, 2, 3)) -> TensorDict:
+def draw_rollout(draw: st.DrawFn, env_counts: tuple[int, ...] = (1, 2, 3)) -> TensorDict:
     """Draw a rollout of random numbers and ends; half of the rollouts have "final_value"."""
     envs, steps = draw(st.sampled_from(env_counts)), draw(st.integers(1, 8))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    rollout = make(envs, steps).start_rollout()
+    rollout = make_buffer(envs, steps).start_rollout()
     for name in ("reward", "value"):
         rollout[name][:] = torch.randn(envs, steps + 1, generator=generator)
     ends = [torch.rand(envs, steps + 1, generator=generator) < 0.3 for _ in range(2)]
@@ -199,7 +199,7 @@ def finished(draw: st.DrawFn, env_counts: tuple[int, ...] = (1, 2, 3)) -> Tensor
 
 class TestTargets:
     @settings(deadline=None)
-    @given(rollout=finished(), gamma=st.sampled_from([0.5, 0.99, 1.0]), lam=st.sampled_from([0.0, 0.95, 1.0]))
+    @given(rollout=draw_rollout(), gamma=st.sampled_from([0.5, 0.99, 1.0]), lam=st.sampled_from([0.0, 0.95, 1.0]))
     def test_gae_is_the_written_out_recurrence(self, rollout: TensorDict, gamma: float, lam: float) -> None:
         view = transition_view(rollout)
         tensors: dict[str, torch.Tensor | None] = {"mask": None}
@@ -210,7 +210,7 @@ class TestTargets:
             torch.testing.assert_close(result.double(), column.T, atol=1e-5, rtol=1e-5)
 
     @settings(deadline=None)
-    @given(rollout=finished(env_counts=(2, 4)), first=st.booleans())
+    @given(rollout=draw_rollout(env_counts=(2, 4)), first=st.booleans())
     def test_groups_are_the_written_out_formula(self, rollout: TensorDict, first: bool) -> None:
         reward, done = rollout["reward"][:, :-1].T, rollout["done"][:, :-1].T
         options = {"group_size": 2, "gamma": 0.9, "first_episode_only": first, "eps": 1e-8}
@@ -221,7 +221,7 @@ class TestTargets:
 
     def test_a_truncated_step_bootstraps_from_its_final_value(self) -> None:
         """EmbodiChain resets in the same step, so the next value belongs to the next episode."""
-        _, rollout = collected(num_envs=1)
+        _, rollout = collect_rollout(num_envs=1)
         rollout["value"][:] = torch.tensor([1.0, 2.0, 1000.0, 4.0, 5.0])
         rollout["reward"][:, :-1] = 0
         rollout["truncated"][0, 1] = rollout["done"][0, 1] = True
@@ -231,7 +231,7 @@ class TestTargets:
         assert transition_view(rollout)["next_value"].tolist() == [[2.0, 7.0, 4.0, 5.0]]
 
     def test_without_one_it_bootstraps_from_the_state_that_was_truncated(self) -> None:
-        _, rollout = collected(num_envs=1)
+        _, rollout = collect_rollout(num_envs=1)
         rollout["value"][:] = torch.tensor([1.0, 2.0, 1000.0, 4.0, 5.0])
         rollout["reward"][:, :-1] = 0
         rollout["truncated"][0, 1] = rollout["done"][0, 1] = True
@@ -239,7 +239,7 @@ class TestTargets:
         assert returns.tolist() == [[0.5, 1.0, 1.25, 2.5]]
 
     def test_a_step_that_is_both_counts_as_terminated(self) -> None:
-        _, rollout = collected(num_envs=1)
+        _, rollout = collect_rollout(num_envs=1)
         rollout["reward"][:, :-1] = 1
         for name in ("truncated", "terminated", "done"):
             rollout[name][0, 1] = True
@@ -248,7 +248,7 @@ class TestTargets:
 
     @pytest.mark.parametrize("name", ["reward", "value"])
     def test_other_shapes_are_refused(self, name: str) -> None:
-        _, rollout = collected()
+        _, rollout = collect_rollout()
         rollout[name] = rollout[name].unsqueeze(-1)
         with pytest.raises(ValueError, match=f"^{name}: expected shape"):
             compute_gae(rollout, 0.99, 0.95)
@@ -257,7 +257,7 @@ class TestTargets:
 
 class TestSharedRollout:
     def test_it_is_one_object_on_contiguous_memory(self) -> None:
-        buffer, rollout = collected()
+        buffer, rollout = collect_rollout()
         fields = {
             "obs": (torch.float32, (N, T + 1, 2)),
             "action": (torch.float32, (N, T + 1, 1)),
@@ -275,7 +275,7 @@ class TestSharedRollout:
         assert buffer.device == CPU
 
     def test_the_core_has_what_was_written(self) -> None:
-        buffer, rollout = collected()
+        buffer, rollout = collect_rollout()
         buffer.add(rollout)
         core = buffer.core
         assert core["reward"].tolist() == [[10 * t + n for n in range(N)] for t in range(T)]
@@ -283,7 +283,7 @@ class TestSharedRollout:
         assert len(core) == T * N
 
     def test_it_goes_from_empty_to_full_and_back(self) -> None:
-        buffer, rollout = collected()
+        buffer, rollout = collect_rollout()
         assert not buffer.is_full()
         with pytest.raises(RuntimeError, match="get: expected a rollout"):
             buffer.get()
@@ -297,7 +297,7 @@ class TestSharedRollout:
             buffer.get()
 
     def test_only_its_own_rollout_of_its_own_layout_is_taken(self) -> None:
-        buffer, rollout = collected()
+        buffer, rollout = collect_rollout()
         with pytest.raises(ValueError, match=r"expected the TensorDict that start_rollout\(\) returned"):
             buffer.add(rollout.clone())
         reward = rollout["reward"]
@@ -315,7 +315,7 @@ class TestSharedRollout:
         assert not buffer.is_full()
 
     def test_a_field_set_anew_becomes_shared_again(self) -> None:
-        buffer, rollout = collected()
+        buffer, rollout = collect_rollout()
         rollout["reward"] = torch.arange(N * (T + 1.0)).view(N, T + 1)
         buffer.add(rollout)
         assert buffer.core["reward"][1].tolist() == [1.0, 6.0, 11.0]
@@ -326,7 +326,7 @@ class TestSharedRollout:
         assert buffer.core.lend()["reward"][2, 3] == 55
 
     def test_a_new_rollout_has_no_fields_of_algorithms_and_a_padded_slot(self) -> None:
-        buffer, rollout = collected(critic_obs_dim=2, distribution_param_dim=1)
+        buffer, rollout = collect_rollout(critic_obs_dim=2, distribution_param_dim=1)
         for field in rollout.values():
             field[:, -1] = 1
         compute_gae(rollout, 0.99, 0.95)
@@ -345,7 +345,7 @@ class TestSharedRollout:
 
 class TestTransitions:
     def test_the_padded_slot_is_dropped_and_every_field_comes_along(self) -> None:
-        _, rollout = collected()
+        _, rollout = collect_rollout()
         rollout["my_own"] = torch.arange(N * (T + 1)).view(N, T + 1)
         view = transition_view(rollout)
         assert view.batch_size == torch.Size([N, T])
@@ -356,7 +356,7 @@ class TestTransitions:
         assert rollout["reward"][1, 2] == 77
 
     def test_flat_ones_go_through_one_environment_after_the_other_and_are_the_callers(self) -> None:
-        buffer, rollout = collected()
+        buffer, rollout = collect_rollout()
         buffer.add(rollout)
         flat = buffer.get()
         assert flat["reward"].tolist() == [10 * t + n for n in range(N) for t in range(T)]
@@ -364,7 +364,7 @@ class TestTransitions:
         assert rollout["reward"][2, 3] == 32
 
     def test_batches_are_every_row_once(self) -> None:
-        _, rollout = collected()
+        _, rollout = collect_rollout()
         flat = transition_view(rollout, flatten=True)
         seen = list(iterate_minibatches(flat, 5, CPU))
         assert [len(batch) for batch in seen] == [5, 5, 2]
@@ -372,7 +372,7 @@ class TestTransitions:
         assert all(torch.equal(batch["obs"][:, 0], batch["reward"] // 10) for batch in seen)
 
     def test_a_seed_repeats_them_and_no_global_generator_is_touched(self) -> None:
-        _, rollout = collected()
+        _, rollout = collect_rollout()
         flat = transition_view(rollout, flatten=True)
         before = torch.get_rng_state()
         orders = [next(iterate_minibatches(flat, N * T, CPU, seed=seed))["reward"].tolist() for seed in (1, 1, 2)]
@@ -380,20 +380,20 @@ class TestTransitions:
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_batches_are_moved_to_the_device(self) -> None:
-        _, rollout = collected()
+        _, rollout = collect_rollout()
         batch = next(iterate_minibatches(transition_view(rollout, flatten=True), 5, torch.device("meta")))
         assert batch["obs"].device.type == "meta"
 
     @pytest.mark.parametrize("wrong", [0, -1, 1.5])
     def test_sizes_are_checked_at_the_call(self, wrong: Any) -> None:
-        _, rollout = collected()
+        _, rollout = collect_rollout()
         with pytest.raises(ValueError, match="^batch_size: expected a positive int"):
             iterate_minibatches(transition_view(rollout, flatten=True), wrong, CPU)
 
 
 class TestSteps:
     def test_the_attributes_are_the_memory(self) -> None:
-        buffer = filled()
+        buffer = make_filled_step_buffer()
         assert buffer.obs[:, :, 0].tolist() == [[t] * N for t in range(T)]
         assert buffer.actions.shape == (T, N, 1)
         assert buffer.rewards.tolist() == [[10 * t + n for n in range(N)] for t in range(T)]
@@ -404,7 +404,7 @@ class TestSteps:
         assert 77 in next(buffer.iterate_minibatches(T * N))["rewards"]
 
     def test_every_stored_step_comes_once_with_its_extras(self) -> None:
-        buffer = filled()
+        buffer = make_filled_step_buffer()
         buffer.set_extras({"advantages": torch.arange(T * N).view(T, N), "mask": torch.ones(T, N, 2)})
         batches = list(buffer.iterate_minibatches(5))
         assert [len(batch["obs"]) for batch in batches] == [5, 5, 2]
@@ -415,7 +415,7 @@ class TestSteps:
         assert list(batches[0]) == [*("obs", "actions", "rewards", "dones", "values", "logprobs", "advantages", "mask")]
 
     def test_extras_are_replaced_and_seen_as_they_are_when_an_epoch_starts(self) -> None:
-        buffer = filled()
+        buffer = make_filled_step_buffer()
         extra = torch.zeros(T, N)
         buffer.set_extras({"advantages": extra, "old": extra})
         next(buffer.iterate_minibatches(5))
@@ -429,54 +429,57 @@ class TestSteps:
         assert "advantages" not in next(buffer.iterate_minibatches(5))
 
     def test_a_partly_filled_buffer_gives_only_what_was_stored(self) -> None:
-        buffer = filled(steps=2)
+        buffer = make_filled_step_buffer(steps=2)
         buffer.set_extras({"advantages": torch.arange(T * N).view(T, N)})
         batches = list(buffer.iterate_minibatches(4))
         assert sorted(torch.cat([batch["advantages"] for batch in batches]).tolist()) == list(range(2 * N))
 
     def test_an_empty_one_is_not_ready(self) -> None:
         with pytest.raises(rl.NotReadyError):
-            filled(steps=0).iterate_minibatches(4)
+            make_filled_step_buffer(steps=0).iterate_minibatches(4)
 
     def test_step_counts_and_starts_again(self) -> None:
-        buffer = filled()
+        buffer = make_filled_step_buffer()
         with pytest.raises(IndexError, match=r"add: expected at most 4 steps, got 5\. Train .* set step = 0"):
-            buffer.add(**step(9))
+            buffer.add(**make_step(9))
         assert buffer.step == T
         buffer.step = 0
         assert buffer.step == 0
-        buffer.add(**step(7))
+        buffer.add(**make_step(7))
         assert buffer.step == 1
         assert next(buffer.iterate_minibatches(N))["obs"].tolist() == [[7.0, 7.0]] * N
 
     def test_rows_written_directly_are_declared_by_step(self) -> None:
-        buffer = filled(steps=1)
+        buffer = make_filled_step_buffer(steps=1)
         buffer.obs[1] = 5
         buffer.step += 1
         assert sorted(next(buffer.iterate_minibatches(2 * N))["obs"][:, 0].tolist()) == [0.0] * N + [5.0] * N
 
     @pytest.mark.parametrize("done", [torch.tensor([0.0, 1.0, 0.0]), np.array([0, 1, 0]), [False, True, False]])
     def test_flags_of_any_kind_are_understood(self, done: Any) -> None:
-        buffer = filled(steps=0)
-        buffer.add(**step(0, done=done))
+        buffer = make_filled_step_buffer(steps=0)
+        buffer.add(**make_step(0, done=done))
         assert buffer.dones[0].tolist() == [False, True, False]
 
     @pytest.mark.parametrize("reward", [torch.zeros(N, 1), torch.zeros(1), torch.zeros(())])
     def test_nothing_is_broadcast(self, reward: torch.Tensor) -> None:
-        buffer = filled(steps=1)
+        buffer = make_filled_step_buffer(steps=1)
         with pytest.raises(ValueError, match=r"^reward: expected shape \(3,\)"):
-            buffer.add(**step(1, reward=reward))
+            buffer.add(**make_step(1, reward=reward))
         assert buffer.step == 1
 
     @pytest.mark.parametrize("extra", [torch.zeros(N, T), torch.zeros(T), torch.zeros(())])
     def test_an_extra_of_another_shape_is_refused_not_left_out(self, extra: torch.Tensor) -> None:
-        buffer = filled()
+        buffer = make_filled_step_buffer()
         buffer.set_extras({"advantages": extra})
         with pytest.raises(ValueError, match=r"^extra\.advantages: expected shape \(4, 3"):
             buffer.iterate_minibatches(4)
 
     def test_a_seed_repeats_batches(self) -> None:
-        orders = [next(filled(seed=seed).iterate_minibatches(T * N))["rewards"].tolist() for seed in (1, 1, 2)]
+        orders = [
+            next(make_filled_step_buffer(seed=seed).iterate_minibatches(T * N))["rewards"].tolist()
+            for seed in (1, 1, 2)
+        ]
         assert orders[0] == orders[1] != orders[2]
 
 

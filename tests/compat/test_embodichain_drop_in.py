@@ -39,7 +39,7 @@ def test_every_name_is_where_embodichain_has_it(path: str) -> None:
     assert [name for name in PATHS[path] if not hasattr(module, name)] == []
 
 
-def older(steps: int = T) -> OlderBuffer:
+def make_step_buffer(steps: int = T) -> OlderBuffer:
     buffer = OlderBuffer(T, N, 2, 1, "cpu", seed=0)
     for t in range(steps):
         add(buffer, t)
@@ -89,7 +89,7 @@ class TestTwoBuffersOfOneName:
 
 class TestOlderBuffer:
     def test_attributes_are_the_memory_also_when_they_are_assigned(self) -> None:
-        buffer = older()
+        buffer = make_step_buffer()
         buffer.rewards = torch.full((T, N), 7.0)
         buffer.values += 1
         buffer.obs *= 2
@@ -105,7 +105,7 @@ class TestOlderBuffer:
 
     @pytest.mark.parametrize("copied", COPIES)
     def test_a_copy_goes_on_alike(self, copied: Any) -> None:
-        buffer = older(3)
+        buffer = make_step_buffer(3)
         buffer.set_extras({"advantages": torch.ones(T, N)})
         other = copied(buffer)
         for one, two in zip(buffer.iterate_minibatches(4), other.iterate_minibatches(4), strict=True):
@@ -127,10 +127,10 @@ class TestSharedRollout:
         buffer.add(rollout)
         other = copied(buffer)
         assert other.is_full()
-        found = other.get(flatten=False)
-        assert torch.equal(found["reward"], rollout["reward"])
-        assert found["advantage"].eq(1).all()
-        found["reward"].zero_()
+        actual = other.get(flatten=False)
+        assert torch.equal(actual["reward"], rollout["reward"])
+        assert actual["advantage"].eq(1).all()
+        actual["reward"].zero_()
         assert rollout["reward"].any()
         assert other.start_rollout() is other.buffer
         other.add(other.buffer)

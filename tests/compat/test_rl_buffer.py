@@ -37,18 +37,18 @@ from tests.reference.priority import SlowTree
 T, N = 4, 3
 
 
-def replay(size: int = T, kind: Any = ReplayBuffer, **options: Any) -> Any:
+def make_replay(size: int = T, kind: Any = ReplayBuffer, **options: Any) -> Any:
     options = {"obs_shape": (2,), "action_shape": (1,), "stats_tracker": StatsTracker(N), "seed": 0, **options}
     return kind(size, N, **options)
 
 
-def counted(tracker: StatsTracker) -> float:
+def count_steps(tracker: StatsTracker) -> float:
     """Count the steps of all environments in a tracker that still has every episode."""
     finished = sum(info["ep_lengths"] for info in tracker.ep_info_buffer)
     return finished + tracker._current_episode_stats["lengths"].sum()
 
 
-def transition(t: int, **changed: Any) -> dict[str, Any]:
+def make_transition(t: int, **changed: Any) -> dict[str, Any]:
     """Make a replay step: obs = 10·t + n, action = t, reward = 100·t + n, next_obs = obs + 0.5."""
     obs = (10.0 * t + torch.arange(N)).unsqueeze(1).expand(N, 2).clone()
     fields = {
@@ -62,11 +62,11 @@ def transition(t: int, **changed: Any) -> dict[str, Any]:
     return {**fields, **changed}
 
 
-def rollout(size: int = T, **options: Any) -> RolloutBuffer:
+def make_rollout(size: int = T, **options: Any) -> RolloutBuffer:
     return RolloutBuffer(size, N, (2,), (1,), **{"stats_tracker": StatsTracker(N), "seed": 0, **options})
 
 
-def step(t: int, **changed: Any) -> dict[str, Any]:
+def make_step(t: int, **changed: Any) -> dict[str, Any]:
     """Make a rollout step: obs = t, reward = 100·t + n, value = 10·t."""
     fields = {
         "obs": torch.full((N, 2), float(t)),
@@ -79,7 +79,9 @@ def step(t: int, **changed: Any) -> dict[str, Any]:
     return {**fields, **changed}
 
 
-def column(rewards: list[float], values: list[float], dones: list[int], **options: Any) -> RolloutBuffer:
+def make_rollout_of_one_env(
+    rewards: list[float], values: list[float], dones: list[int], **options: Any
+) -> RolloutBuffer:
     """Make a rollout of one environment."""
     buffer = RolloutBuffer(len(rewards), 1, (1,), (1,), stats_tracker=StatsTracker(1), **options)
     for reward, done, value in zip(rewards, dones, values, strict=True):
@@ -211,8 +213,8 @@ class TestStatsTracker:
         tracker = StatsTracker(N, extra_metrics_keys=["score"], done_reason_keys=["fall"])
         reasons, infos = np.array(["fall", None, "fall"], dtype=object), TensorDict({"score": torch.ones(N)}, [N])
         tracker.update(np.ones(N), np.ones(N), infos, reasons)  # pyright: ignore
-        buffer = replay(stats_tracker=tracker)
-        buffer.add(**transition(0, done=torch.ones(N)), infos=infos, done_reasons=reasons)
+        buffer = make_replay(stats_tracker=tracker)
+        buffer.add(**make_transition(0, done=torch.ones(N)), infos=infos, done_reasons=reasons)
         assert tracker.get_statistics()["Rollout/done_fall_rate"] == pytest.approx(2 / 3)
         assert tracker.get_statistics()["Rollout/score_mean"] == 1
 
@@ -240,7 +242,7 @@ class TestStatsTracker:
 
 class TestReplay:
     def test_starts_empty_with_all_its_sizes(self) -> None:
-        buffer = replay(obs_dtype=torch.uint8)
+        buffer = make_replay(obs_dtype=torch.uint8)
         sizes = (buffer.capacity, buffer.total_capacity, buffer.current_size, buffer.total_current_size, len(buffer))
         assert sizes == (T, T * N, 0, 0, 0)
         assert (buffer._buffer_size, buffer.num_envs, buffer.obs_shape, buffer.action_shape) == (T, N, (2,), (1,))
@@ -252,7 +254,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("order", ["document", "code", "keywords"])
     def test_both_argument_orders_are_understood(self, order: str) -> None:
-        buffer, given = replay(), transition(1, truncated=torch.tensor([0.0, 1.0, 0.0]))
+        buffer, given = make_replay(), make_transition(1, truncated=torch.tensor([0.0, 1.0, 0.0]))
         first = [given.pop(name) for name in ("obs", "action", "reward", "done")]
         if order == "document":
             buffer.add(*first, given["next_obs"], given["truncated"])
@@ -264,7 +266,7 @@ class TestReplay:
         assert buffer._truncateds[0].tolist() == [False, True, False]
 
     def test_an_observation_that_is_one_number_follows_the_document(self) -> None:
-        buffer = replay(obs_shape=())
+        buffer = make_replay(obs_shape=())
         one = torch.ones(N)
         buffer.add(0 * one, torch.zeros(N, 1), one, 0 * one, 3 * one, 0 * one)
         assert buffer._next_observations[0].tolist() == [3.0] * N
@@ -272,9 +274,9 @@ class TestReplay:
     @settings(deadline=None, max_examples=30)
     @given(adds=st.integers(1, 11), size=st.integers(1, 4))
     def test_every_field_of_a_row_stays_together_and_the_newest_steps_are_kept(self, adds: int, size: int) -> None:
-        buffer = replay(size)
+        buffer = make_replay(size)
         for t in range(adds):
-            buffer.add(**transition(t, done=torch.tensor([t % 3, 0, 1])))
+            buffer.add(**make_transition(t, done=torch.tensor([t % 3, 0, 1])))
         assert len(buffer) == min(adds, size)
         assert buffer.full == (adds >= size)
         kept = {100.0 * t + n for t in range(max(0, adds - size), adds) for n in range(N)}
@@ -292,8 +294,8 @@ class TestReplay:
             assert seen == kept
 
     def test_batches_have_their_fields_and_belong_to_the_caller(self) -> None:
-        buffer = replay(action_dtype=torch.int64)
-        buffer.add(**transition(1, action=torch.ones(N, 1, dtype=torch.int64)))
+        buffer = make_replay(action_dtype=torch.int64)
+        buffer.add(**make_transition(1, action=torch.ones(N, 1, dtype=torch.int64)))
         batch = buffer.get(2)
         assert type(batch) is ReplayBatch
         assert batch.actions.dtype == torch.int64
@@ -302,27 +304,27 @@ class TestReplay:
         assert buffer._rewards[0].tolist() == [100.0, 101.0, 102.0]
 
     def test_what_cannot_be_drawn_is_said(self) -> None:
-        buffer = replay()
+        buffer = make_replay()
         with pytest.raises(ValueError, match="^Cannot sample from empty buffer: add"):
             buffer.get(1)
-        buffer.add(**transition(0))
+        buffer.add(**make_transition(0))
         with pytest.raises(ValueError, match="^Batch size 4 is larger than available samples: 3"):
             buffer.get(4)
         assert len(buffer.get(3).rewards) == 3
 
     def test_what_happens_when_it_is_full_may_be_changed(self) -> None:
-        buffer = replay(2)
+        buffer = make_replay(2)
         for t in range(2):
-            buffer.add(**transition(t))
+            buffer.add(**make_transition(t))
         buffer.reset_strategy = ResetStrategy.ERROR
         with pytest.raises(RuntimeError, match=r"^Buffer is full\. Call reset\(\)"):
-            buffer.add(**transition(2))
+            buffer.add(**make_transition(2))
         buffer.reset_strategy = ResetStrategy.RECURRENT
-        buffer.add(**transition(2))
+        buffer.add(**make_transition(2))
         assert len(buffer) == 2
-        assert torch.equal(buffer._observations[0], transition(2)["obs"])
+        assert torch.equal(buffer._observations[0], make_transition(2)["obs"])
         buffer.reset_strategy = ResetStrategy.AUTO
-        buffer.add(**transition(3))
+        buffer.add(**make_transition(3))
         assert len(buffer) == 1
         assert set(buffer.get(3).rewards.tolist()) <= {300.0, 301.0, 302.0}
 
@@ -331,33 +333,33 @@ class TestReplay:
         "wrong", [{"obs": torch.zeros(N, 3)}, {"reward": torch.zeros(N, 1)}, {"next_obs": torch.zeros(1, 2)}]
     )
     def test_a_step_that_does_not_fit_changes_nothing(self, strategy: ResetStrategy, wrong: dict[str, Any]) -> None:
-        buffer = replay(2, reset_strategy=strategy)
+        buffer = make_replay(2, reset_strategy=strategy)
         for t in range(2):
-            before = len(buffer), counted(buffer.stats_tracker)
+            before = len(buffer), count_steps(buffer.stats_tracker)
             with pytest.raises(ValueError, match="expected shape"):
-                buffer.add(**transition(7, **wrong))
-            assert (len(buffer), counted(buffer.stats_tracker)) == before
-            buffer.add(**transition(t))
+                buffer.add(**make_transition(7, **wrong))
+            assert (len(buffer), count_steps(buffer.stats_tracker)) == before
+            buffer.add(**make_transition(t))
         kind = RuntimeError if strategy is ResetStrategy.ERROR else ValueError
         with pytest.raises(kind):
-            buffer.add(**transition(7, **wrong))
+            buffer.add(**make_transition(7, **wrong))
         assert buffer._rewards[:, 0].tolist() == [0.0, 100.0]
         assert len(buffer) == 2
 
     @pytest.mark.parametrize("strategy", [ResetStrategy.AUTO, ResetStrategy.RECURRENT])
     def test_a_next_observation_in_the_memory_of_the_observation_changes_nothing(self, strategy: ResetStrategy) -> None:
-        buffer = replay(1, reset_strategy=strategy)
-        buffer.add(**transition(1))
+        buffer = make_replay(1, reset_strategy=strategy)
+        buffer.add(**make_transition(1))
         world = torch.zeros(N, 2)
         with pytest.raises(ValueError, match="next_obs: expected memory apart from obs, got memory shared with obs"):
-            buffer.add(**transition(2, obs=world, next_obs=world, done=torch.ones(N)))
+            buffer.add(**make_transition(2, obs=world, next_obs=world, done=torch.ones(N)))
         assert buffer._rewards[0].tolist() == [100.0, 101.0, 102.0]
         tracker = buffer.stats_tracker
-        assert (len(buffer), counted(tracker), tracker.trajectory_num) == (1, N, 0)
+        assert (len(buffer), count_steps(tracker), tracker.trajectory_num) == (1, N, 0)
 
     def test_reset_forgets_steps_and_statistics_if_asked(self) -> None:
-        buffer = replay()
-        buffer.add(**transition(0, done=torch.ones(N)))
+        buffer = make_replay()
+        buffer.add(**make_transition(0, done=torch.ones(N)))
         buffer.reset()
         assert (len(buffer), buffer.full, buffer.stats_tracker.trajectory_num) == (0, False, N)
         buffer.reset(reset_stats=True)
@@ -365,29 +367,29 @@ class TestReplay:
 
     def test_the_tracker_is_told_of_truncated_ends_if_it_wants_them(self) -> None:
         plain = StatsTracker(N)
-        replay(stats_tracker=plain).add(**transition(1, truncated=torch.ones(N)))
+        make_replay(stats_tracker=plain).add(**make_transition(1, truncated=torch.ones(N)))
         assert plain.trajectory_num == 0
         tracker = StatsTracker(N, extra_metrics_keys=["score"], done_reason_keys=["late"], truncated_ends=True)
-        buffer = replay(stats_tracker=tracker)
+        buffer = make_replay(stats_tracker=tracker)
         assert buffer.stats_tracker is tracker
         ends = {"done": torch.tensor([1.0, 0.0, 0.0]), "truncated": torch.tensor([0.0, 1.0, 0.0])}
         infos = {"score": torch.tensor([1.0, 2.0, 4.0]), "unknown": 3}
-        buffer.add(**transition(1, **ends), infos=infos, done_reasons=[None, "late", None])
+        buffer.add(**make_transition(1, **ends), infos=infos, done_reasons=[None, "late", None])
         assert [info["ep_rewards"] for info in tracker.ep_info_buffer] == [100.0, 101.0]
         assert [info["ep_score"] for info in tracker.ep_info_buffer] == [1.0, 2.0]
         assert tracker.get_statistics()["Rollout/done_late_rate"] == 0.5
-        buffer.add(**transition(2, done=torch.ones(N)))
+        buffer.add(**make_transition(2, done=torch.ones(N)))
         assert tracker.ep_info_buffer[-1] == {"ep_lengths": 2.0, "ep_rewards": 304.0, "ep_score": 4.0}
 
     @pytest.mark.parametrize("strategy", [ResetStrategy.AUTO, ResetStrategy.RECURRENT])
     def test_a_metric_that_does_not_fit_changes_nothing(self, strategy: ResetStrategy) -> None:
         tracker = StatsTracker(N, extra_metrics_keys=["score"])
-        buffer = replay(1, stats_tracker=tracker, reset_strategy=strategy)
-        buffer.add(**transition(1))
+        buffer = make_replay(1, stats_tracker=tracker, reset_strategy=strategy)
+        buffer.add(**make_transition(1))
         with pytest.raises(ValueError, match="score: expected shape"):
-            buffer.add(**transition(2), infos={"score": torch.zeros(N + 1)})
+            buffer.add(**make_transition(2), infos={"score": torch.zeros(N + 1)})
         assert buffer._rewards[0].tolist() == [100.0, 101.0, 102.0]
-        assert (len(buffer), counted(tracker)) == (1, N)
+        assert (len(buffer), count_steps(tracker)) == (1, N)
 
     def test_any_object_with_an_update_is_a_tracker(self) -> None:
         told: list[dict[str, Any]] = []
@@ -396,7 +398,7 @@ class TestReplay:
             def update(self, **arguments: Any) -> None:
                 told.append(arguments)
 
-        replay(stats_tracker=Tracker()).add(**transition(1), done_reasons=["x"])
+        make_replay(stats_tracker=Tracker()).add(**make_transition(1), done_reasons=["x"])
         assert told[0]["rewards"].tolist() == [100.0, 101.0, 102.0]
         assert told[0]["dones"].tolist() == [False] * 3
         assert (told[0]["infos"], told[0]["done_reasons"]) == ({}, ["x"])
@@ -405,37 +407,37 @@ class TestReplay:
         before = torch.get_rng_state()
         orders = []
         for seed in (1, 1, 2):
-            buffer = replay(seed=seed)
+            buffer = make_replay(seed=seed)
             for t in range(T):
-                buffer.add(**transition(t))
+                buffer.add(**make_transition(t))
             orders.append(buffer.get(T * N).rewards.tolist())
         assert orders[0] == orders[1] != orders[2]
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_batches_come_to_the_device_and_data_stays_on_its_own(self) -> None:
-        buffer = replay(device=torch.device("meta"), store_device=torch.device("cpu"))
-        buffer.add(**transition(0))
+        buffer = make_replay(device=torch.device("meta"), store_device=torch.device("cpu"))
+        buffer.add(**make_transition(0))
         assert buffer._observations.device.type == "cpu"
         assert buffer.get(2).observations.device.type == "meta"
-        assert replay(device=torch.device("meta"))._observations.device.type == "meta"
+        assert make_replay(device=torch.device("meta"))._observations.device.type == "meta"
 
 
 class TestPrioritized:
     def buffer(self, adds: int = T, **options: Any) -> PrioritizedReplayBuffer:
-        buffer = replay(kind=PrioritizedReplayBuffer, **{"alpha": 1.0, "beta": 1.0, "epsilon": 0.0, **options})
+        buffer = make_replay(kind=PrioritizedReplayBuffer, **{"alpha": 1.0, "beta": 1.0, "epsilon": 0.0, **options})
         for t in range(adds):
-            buffer.add(**transition(t))
+            buffer.add(**make_transition(t))
         return buffer
 
     def test_new_rows_have_the_largest_priority_so_far(self) -> None:
         buffer = self.buffer(adds=0)
         assert (buffer.sum_tree.capacity, buffer._max_priority, buffer.sum_tree.data_pointer) == (12, 1.0, 0)
-        buffer.add(**transition(0))
+        buffer.add(**make_transition(0))
         assert buffer.sum_tree.total_priority == 3.0
         assert buffer.sum_tree.data_pointer == 3
         buffer.update_priorities(torch.tensor([1]), torch.tensor([-4.0]))
         assert buffer._max_priority == 4.0
-        buffer.add(**transition(1))
+        buffer.add(**make_transition(1))
         assert buffer.sum_tree.total_priority == 1 + 4 + 1 + 3 * 4
         assert buffer.sum_tree.tree[11:17].tolist() == [1.0, 4.0, 1.0, 4.0, 4.0, 4.0]
 
@@ -480,7 +482,7 @@ class TestPrioritized:
         assert buffer.sum_tree.total_priority == 0
         with pytest.raises(ValueError, match="^Cannot sample from empty buffer: add"):
             buffer.get(1)
-        buffer.add(**transition(7))
+        buffer.add(**make_transition(7))
         assert set(buffer.get(30).rewards.tolist()) == {700.0, 701.0, 702.0}
 
     @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -499,15 +501,15 @@ class TestPrioritized:
 
 class TestRollout:
     def test_starts_empty_with_its_settings(self) -> None:
-        buffer = rollout()
+        buffer = make_rollout()
         assert (buffer.gamma, buffer.gae_lambda, buffer._buffer_size, len(buffer)) == (0.99, 0.95, T, 0)
         assert not buffer.full
         assert buffer._observations.shape == (T, N, 2)
 
     def test_every_field_is_where_it_was_put(self) -> None:
-        buffer = rollout()
+        buffer = make_rollout()
         for t in range(T):
-            buffer.add(**step(t, done=torch.tensor([0.0, 1.0, 0.0])))
+            buffer.add(**make_step(t, done=torch.tensor([0.0, 1.0, 0.0])))
         assert buffer.full
         assert buffer._observations[:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
         assert buffer._rewards[2].tolist() == [200.0, 201.0, 202.0]
@@ -517,21 +519,21 @@ class TestRollout:
 
     def test_golden_advantages_end_with_the_step_that_was_done(self, backend: str) -> None:
         numbers = [10.0, 0.0, 0.0, 100.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0], [0, 0, 1, 0, 0]
-        buffer = column(*numbers, gamma=0.9, gae_lambda=0.8)
+        buffer = make_rollout_of_one_env(*numbers, gamma=0.9, gae_lambda=0.8)
         buffer.compute_returns_and_advantages(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
         expected = torch.tensor([9.7488, -1.46, -3.0, 96.9, -5.0])
         torch.testing.assert_close(buffer._advantages[:, 0], expected)
         torch.testing.assert_close(buffer._returns[:, 0], expected + torch.tensor(numbers[1]))
 
     def test_golden_returns(self) -> None:
-        buffer = column([1.0, 1.0, 1.0], [0.0, 0.0, 10.0], [0, 1, 0], gamma=1.0, gae_lambda=1.0)
+        buffer = make_rollout_of_one_env([1.0, 1.0, 1.0], [0.0, 0.0, 10.0], [0, 1, 0], gamma=1.0, gae_lambda=1.0)
         buffer.compute_returns_and_advantages(torch.zeros(1, 1), torch.zeros(1, 1))
         assert buffer._returns[:, 0].tolist() == [2.0, 1.0, 1.0]
 
     @pytest.mark.parametrize("done", [0, 1])
     @pytest.mark.parametrize("last_done", [0.0, 1.0])
     def test_either_flag_says_that_the_last_step_ended_the_episode(self, done: int, last_done: float) -> None:
-        buffer = column([1.0], [0.0], [done], gamma=0.5, gae_lambda=1.0)
+        buffer = make_rollout_of_one_env([1.0], [0.0], [done], gamma=0.5, gae_lambda=1.0)
         buffer.compute_returns_and_advantages(torch.tensor([8.0]), torch.tensor([last_done]))
         assert buffer._returns.item() == (1.0 if done or last_done else 5.0)
 
@@ -549,9 +551,9 @@ class TestRollout:
         reward, value = torch.randn(2, steps, N, generator=generator)
         done = torch.rand(steps, N, generator=generator) < 0.3
         last_value = torch.randn(N, generator=generator)
-        buffer = rollout(6, gamma=gamma, gae_lambda=lam)
+        buffer = make_rollout(6, gamma=gamma, gae_lambda=lam)
         for t in range(steps):
-            buffer.add(**step(t, reward=reward[t], value=value[t], done=done[t]))
+            buffer.add(**make_step(t, reward=reward[t], value=value[t], done=done[t]))
         buffer.compute_returns_and_advantages(last_value, done[-1])
         tensors: dict[str, torch.Tensor | None] = {
             "reward": reward,
@@ -578,9 +580,9 @@ class TestRollout:
         assert torch.equal(buffer._returns, before)
 
     def filled(self, steps: int = T, **options: Any) -> RolloutBuffer:
-        buffer = rollout(**options)
+        buffer = make_rollout(**options)
         for t in range(steps):
-            buffer.add(**step(t))
+            buffer.add(**make_step(t))
         buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
         return buffer
 
@@ -604,8 +606,8 @@ class TestRollout:
         assert sum(len(batch.values) for batch in self.filled(2).get(4)) == 2 * N
 
     def test_there_is_nothing_to_train_on_before_advantages(self) -> None:
-        buffer = rollout()
-        buffer.add(**step(0))
+        buffer = make_rollout()
+        buffer.add(**make_step(0))
         for use in (lambda: buffer.get(4), buffer.normalize_returns, lambda: buffer.advantages_mean):
             words = r"got a rollout without '(advantage|return)'\. Call compute_returns_and_advantages first"
             with pytest.raises(rl.NotReadyError, match=words):
@@ -614,12 +616,12 @@ class TestRollout:
     def test_a_full_one_refuses_or_starts_again(self) -> None:
         buffer = self.filled()
         with pytest.raises(RuntimeError, match=r"^Buffer is full\. Call reset\(\)"):
-            buffer.add(**step(4))
+            buffer.add(**make_step(4))
         buffer.reset_strategy = ResetStrategy.AUTO
         with pytest.raises(ValueError, match="reward: expected shape"):
-            buffer.add(**step(4, reward=torch.zeros(1)))
+            buffer.add(**make_step(4, reward=torch.zeros(1)))
         assert len(buffer) == T
-        buffer.add(**step(4))
+        buffer.add(**make_step(4))
         assert len(buffer) == 1
         assert buffer._observations[0, 0, 0] == 4
         buffer.reset()
@@ -630,9 +632,9 @@ class TestRollout:
         buffer = self.filled(6, size=size, reset_strategy=ResetStrategy.RECURRENT)
         assert buffer._observations[:, 0, 0].tolist() == [float(t) for t in range(6 - size, 6)]
         assert buffer.full
-        assert counted(buffer.stats_tracker) == 6 * N
+        assert count_steps(buffer.stats_tracker) == 6 * N
         with pytest.raises(ValueError, match="value: expected shape"):
-            buffer.add(**step(6, value=torch.zeros(N, 1)))
+            buffer.add(**make_step(6, value=torch.zeros(N, 1)))
         expected = torch.tensor([100.0 * t for t in range(6 - size, 6)])
         buffer.gamma = 0.0
         buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
@@ -649,12 +651,12 @@ class TestRollout:
         buffer.normalize_returns()
         for got, raw in ((buffer._advantages, advantages), (buffer._returns, returns)):
             torch.testing.assert_close(got, (raw - raw.mean()) / (raw.std(correction=0) + 1e-6))
-        one = column([1.0], [0.0], [1])
+        one = make_rollout_of_one_env([1.0], [0.0], [1])
         one.compute_returns_and_advantages(torch.zeros(1), torch.zeros(1))
         assert (one.advantages_std, one.returns_std) == (0.0, 0.0)
 
     def test_explained_variance_is_that_of_the_returns_by_the_values(self) -> None:
-        buffer = column([1.0, 2.0, 4.0], [1.0, 2.0, 2.0], [1, 1, 1])
+        buffer = make_rollout_of_one_env([1.0, 2.0, 4.0], [1.0, 2.0, 2.0], [1, 1, 1])
         buffer.compute_returns_and_advantages(torch.zeros(1), torch.zeros(1))
         value, return_ = np.array([1.0, 2.0, 2.0]), np.array([1.0, 2.0, 4.0])
         expected = 1 - np.var(return_ - value) / np.var(return_)
@@ -663,11 +665,11 @@ class TestRollout:
         assert math.isnan(explained_variance(torch.tensor(value), torch.ones(3)))
 
     def test_a_metric_that_does_not_fit_adds_nothing(self) -> None:
-        buffer = rollout(stats_tracker=StatsTracker(N, extra_metrics_keys=["score"]))
+        buffer = make_rollout(stats_tracker=StatsTracker(N, extra_metrics_keys=["score"]))
         with pytest.raises(ValueError, match="score: expected shape"):
-            buffer.add(**step(0), infos={"score": torch.zeros(N + 1)})
+            buffer.add(**make_step(0), infos={"score": torch.zeros(N + 1)})
         assert len(buffer) == 0
-        buffer.add(**step(0, done=torch.ones(N)), infos={"score": torch.ones(N)})
+        buffer.add(**make_step(0, done=torch.ones(N)), infos={"score": torch.ones(N)})
         assert buffer.stats_tracker.get_statistics()["Rollout/score_mean"] == 1.0
 
 

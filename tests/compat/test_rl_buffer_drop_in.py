@@ -49,7 +49,7 @@ def test_every_name_is_where_rl_buffer_has_it(path: str) -> None:
     assert [name for name in PATHS[path] if not hasattr(module, name)] == []
 
 
-def transition(t: int, obs: Any = None) -> dict[str, Any]:
+def make_transition(t: int, obs: Any = None) -> dict[str, Any]:
     seen = torch.full((N, 3), float(t)) if obs is None else obs
     following = seen + 1 if obs is None else TensorDict(obs, [N]) + 1
     flags = {"done": torch.tensor([t % 3 == 2, False]), "truncated": torch.zeros(N, dtype=torch.bool)}
@@ -57,15 +57,15 @@ def transition(t: int, obs: Any = None) -> dict[str, Any]:
     return {"obs": seen, **rest, **flags, "next_obs": following}
 
 
-def step(t: int, **changed: Any) -> dict[str, Any]:
-    given = {name: value for name, value in transition(t).items() if name not in ("truncated", "next_obs")}
+def make_step(t: int, **changed: Any) -> dict[str, Any]:
+    given = {name: value for name, value in make_transition(t).items() if name not in ("truncated", "next_obs")}
     return {**given, "value": torch.ones(N), "log_prob": torch.zeros(N), **changed}
 
 
-def rollout(steps: int, **options: Any) -> RolloutBuffer:
+def make_rollout(steps: int, **options: Any) -> RolloutBuffer:
     buffer = RolloutBuffer(4, N, (3,), (1,), StatsTracker(N), seed=0, **options)
     for t in range(steps):
-        buffer.add(**step(t))
+        buffer.add(**make_step(t))
     return buffer
 
 
@@ -93,7 +93,7 @@ class TestWrites:
 
     def test_alpha_and_epsilon_may_be_set_later(self) -> None:
         buffer = PrioritizedReplayBuffer(4, N, (3,), (1,), StatsTracker(N), alpha=1.0, epsilon=0.0)
-        buffer.add(**transition(0))
+        buffer.add(**make_transition(0))
         buffer.update_priorities([0, 1], [4.0, 1.0])
         assert buffer.sum_tree.total_priority == 5.0
         buffer.alpha, buffer.epsilon = 0.5, 9.0
@@ -109,12 +109,12 @@ class TestWrites:
 
     def test_memory_that_is_written_is_drawn(self) -> None:
         buffer = ReplayBuffer(4, N, (3,), (1,), StatsTracker(N))
-        buffer.add(**transition(1))
+        buffer.add(**make_transition(1))
         buffer._rewards *= 2
         assert set(buffer.get(2).rewards.tolist()) <= {2.0, 22.0}
         with pytest.raises(TypeError, match="add_context"), buffer.add_context(torch.zeros(N), torch.zeros(N)):
             pass
-        steps = rollout(3)
+        steps = make_rollout(3)
         steps._rewards.zero_()
         steps._dones[1, 0] = True
         steps.compute_returns_and_advantages(torch.ones(N), torch.zeros(N))
@@ -125,7 +125,7 @@ class TestWrites:
     def test_a_position_of_zero_forgets_every_step(self, kind: Any) -> None:
         buffer = kind(4, N, (3,), (1,), StatsTracker(N))
         for t in range(6):
-            buffer.add(**transition(t))
+            buffer.add(**make_transition(t))
         with pytest.raises(AttributeError, match="_pos: expected 0, which forgets every step, got 3"):
             buffer._pos = 3
         buffer._pos, buffer._full = 0, False
@@ -134,7 +134,7 @@ class TestWrites:
             buffer.get(1)
         with pytest.raises(AttributeError, match="_full: expected False"):
             buffer._full = True
-        buffer.add(**transition(9))
+        buffer.add(**make_transition(9))
         assert set(buffer.get(2).rewards.tolist()) <= {9.0, 19.0}
 
     def test_episodes_that_a_user_appends_may_lack_metrics(self) -> None:
@@ -176,7 +176,7 @@ class TestDicts:
     def test_replay(self, kind: Any) -> None:
         buffer = kind(4, N, self.spec, (1,), StatsTracker(N), obs_dtype=self.dtypes, seed=0)
         for t in range(6):
-            buffer.add(**transition(t, self.seen(t)))
+            buffer.add(**make_transition(t, self.seen(t)))
         batch = buffer.get(6)
         assert isinstance(batch.observations, TensorDict)
         assert batch.observations["camera"].dtype == torch.uint8
@@ -184,12 +184,12 @@ class TestDicts:
         assert torch.equal(batch.observations["pose"][:, 0], time)
         assert torch.equal(batch.next_observations["camera"][:, 0, 0], (time + 1).to(torch.uint8))
         with pytest.raises(rl.SchemaError, match=r"obs: expected the keys \['camera', 'pose'\], got the keys"):
-            buffer.add(**{**transition(1, self.seen(1)), "obs": {"pose": torch.zeros(N, 3)}})
+            buffer.add(**{**make_transition(1, self.seen(1)), "obs": {"pose": torch.zeros(N, 3)}})
 
     def test_rollout(self) -> None:
         buffer = RolloutBuffer(3, N, self.spec, (1,), StatsTracker(N), obs_dtype=self.dtypes, seed=0)
         for t in range(3):
-            buffer.add(**step(t, obs=TensorDict(self.seen(t), [N])))
+            buffer.add(**make_step(t, obs=TensorDict(self.seen(t), [N])))
         buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
         for shuffle in (True, False):
             for batch in buffer.get(4, shuffle=shuffle):
@@ -198,7 +198,7 @@ class TestDicts:
 
 class TestSequences:
     def test_every_step_is_in_one_sequence_of_its_episode(self) -> None:
-        buffer = rollout(4)
+        buffer = make_rollout(4)
         with pytest.raises(rl.NotReadyError, match="compute_returns_and_advantages"):
             buffer.get_sequences(2, 4)
         buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
@@ -218,12 +218,12 @@ class TestCopies:
     def test_a_copy_of_a_replay_goes_on_alike(self, kind: Any, copied: Any) -> None:
         buffer = kind(4, N, (3,), (1,), StatsTracker(N), seed=0)
         for t in range(6):
-            buffer.add(**transition(t))
+            buffer.add(**make_transition(t))
         if kind is PrioritizedReplayBuffer:
             buffer.update_priorities(buffer.get(4).indices, torch.arange(4.0))
         other = copied(buffer)
         for one in (buffer, other):
-            one.add(**transition(6))
+            one.add(**make_transition(6))
         assert (len(other), other.full, other._pos) == (len(buffer), buffer.full, buffer._pos)
         assert torch.equal(other._rewards, buffer._rewards)
         for _ in range(3):
@@ -235,13 +235,13 @@ class TestCopies:
 
     @pytest.mark.parametrize("copied", COPIES)
     def test_a_copy_of_a_rollout_goes_on_alike(self, copied: Any) -> None:
-        buffer = rollout(3)
+        buffer = make_rollout(3)
         buffer.compute_returns_and_advantages(torch.ones(N), torch.zeros(N))
         other = copied(buffer)
         for one, two in zip(buffer.get(4), other.get(4), strict=True):
             assert torch.equal(one.observations, two.observations)
             assert torch.equal(one.advantages, two.advantages)
-        other.add(**step(3))
+        other.add(**make_step(3))
         assert (len(other), len(buffer)) == (4, 3)
 
 
@@ -264,7 +264,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("name", ["observations", "actions", "values", "log_probs"])
     def test_of_a_rollout(self, name: str) -> None:
-        buffer = rollout(4)
+        buffer = make_rollout(4)
         buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
         setattr(buffer, f"_{name}", torch.full_like(getattr(buffer, f"_{name}"), 7))
         assert all(getattr(batch, name).eq(7).all() for batch in buffer.get(3))
@@ -272,7 +272,7 @@ class TestMemory:
         assert all(getattr(batch, name).eq(8).all() for batch in buffer.get(3))
 
     def test_of_computed_advantages(self) -> None:
-        buffer = rollout(4)
+        buffer = make_rollout(4)
         buffer._rewards = torch.full((4, N), 2.0)
         buffer._rewards += 1
         assert buffer.core["reward"].eq(3).all()
@@ -287,7 +287,7 @@ class TestMemory:
     def test_of_transitions(self, kind: Any) -> None:
         buffer = kind(4, N, (3,), (1,), StatsTracker(N))
         for t in range(4):
-            buffer.add(**transition(t))
+            buffer.add(**make_transition(t))
         buffer._rewards = torch.full((4, N), 5.0)
         buffer._rewards += 1
         assert buffer.get(4).rewards.eq(6).all()
@@ -314,7 +314,7 @@ class TestOwnBuffer:
 
     @pytest.mark.parametrize("strategy", [ResetStrategy.RECURRENT, ResetStrategy.AUTO])
     def test_rows_of_a_rollout_may_be_written_by_hand(self, strategy: ResetStrategy) -> None:
-        buffer = rollout(3, reset_strategy=strategy)
+        buffer = make_rollout(3, reset_strategy=strategy)
         for t in range(3, 6):
             with buffer.add_context(torch.zeros(N), torch.ones(N)) as pos:
                 buffer._observations[pos] = float(t)
@@ -330,7 +330,7 @@ class TestOwnBuffer:
 
 
 def add_one(buffer: Any, t: int) -> None:
-    buffer.add(**transition(t))
+    buffer.add(**make_transition(t))
 
 
 def draw_from(buffer: Any, answers: Any) -> None:
@@ -348,7 +348,7 @@ class TestShared:
         main, worker = self.pair(store_device=torch.device("cpu"))
         assert isinstance(main, SharedBaseBuffer)
         assert worker.stats_tracker is None
-        worker.add(**transition(1))
+        worker.add(**make_transition(1))
         assert (len(main), main.current_size, main.total_current_size) == (1, 1, N)
         worker.reset(reset_stats=True)
         assert len(main) == 0
@@ -357,7 +357,7 @@ class TestShared:
         main, worker = self.pair()
         for t in range(5):
             assert (worker.pos(), main.full()) == (t % 3, t >= 3)
-            main.add(**transition(t))
+            main.add(**make_transition(t))
         assert (main.pos(), len(worker)) == (2, 3)
         for refused in (lambda: main.set_pos(1), lambda: SharedReplayBuffer.set_full(self.pair()[0], True)):
             with pytest.raises(ValueError, match="expected"):
@@ -368,7 +368,7 @@ class TestShared:
         assert len(main) == 3
         worker.set_full(False)
         assert (main.pos(), main.full(), len(main)) == (0, False, 0)
-        main.add(**transition(7))
+        main.add(**make_transition(7))
         worker.set_pos(0)
         assert len(main) == 0
 
@@ -380,23 +380,23 @@ class TestShared:
     def test_a_full_one_refuses_or_starts_again(self, strategy: ResetStrategy) -> None:
         main, worker = self.pair(reset_strategy=strategy)
         for t in range(3):
-            main.add(**transition(t))
+            main.add(**make_transition(t))
         if strategy is ResetStrategy.AUTO:
-            worker.add(**transition(3))
+            worker.add(**make_transition(3))
             assert len(main) == 1
         else:
             with pytest.raises(RuntimeError, match=r"^Buffer is full\. Call reset\(\)"):
-                worker.add(**transition(3))
+                worker.add(**make_transition(3))
 
     def test_no_process_adds_between_the_check_and_the_write_of_another(self) -> None:
         main, worker = self.pair(reset_strategy=ResetStrategy.ERROR)
         for t in range(2):
-            main.add(**transition(t))
+            main.add(**make_transition(t))
         errors: list[str] = []
 
         def add_from_worker() -> None:
             try:
-                worker.add(**transition(7))
+                worker.add(**make_transition(7))
             except RuntimeError as error:
                 errors.append(str(error))
 
@@ -409,7 +409,7 @@ class TestShared:
                 thread.join(0.5)
 
         main._stats_tracker = Interrupted(N)
-        main.add(**transition(2))
+        main.add(**make_transition(2))
         thread.join(60)
         assert [message.split(".")[0] for message in errors] == ["Buffer is full"]
         assert main._rewards[:, 0].tolist() == [0.0, 1.0, 2.0]
@@ -427,15 +427,15 @@ class TestShared:
         process.start()
         assert set(answers.get(timeout=60)) <= {1.0, 2.0, 11.0, 12.0}
         process.join(60)
-        main.add(**transition(3))
+        main.add(**make_transition(3))
         assert main._rewards[:, 0].tolist() == [1.0, 2.0, 3.0]
 
     @pytest.mark.parametrize("copied", COPIES)
     def test_a_copy_in_the_same_process_has_memory_of_its_own(self, copied: Any) -> None:
         for shared in self.pair():
-            shared.add(**transition(1))
+            shared.add(**make_transition(1))
             other = copied(shared)
-            other.add(**transition(2))
+            other.add(**make_transition(2))
             shared._rewards.zero_()
             assert (len(shared), len(other), other._rewards.sum()) == (1, 2, 26.0)
             shared.reset()

@@ -46,9 +46,9 @@ class TestDocument:
         lines = [line.split("# Shape:") for line in LAYOUT_BLOCK.splitlines() if "# Shape:" in line]
         assert len(lines) == 7
         for attribute, shape in lines:
-            found = eval(attribute, {"self": buffer})
-            assert tuple(found.shape) == eval(shape)
-            assert found.dtype == torch.float32
+            actual = eval(attribute, {"self": buffer})
+            assert tuple(actual.shape) == eval(shape)
+            assert actual.dtype == torch.float32
 
     def test_the_replay_example_keeps_continuous_actions(self) -> None:
         rows = torch.arange(300.0, device=DEVICE)
@@ -141,14 +141,14 @@ SIGNATURES: dict[Any, dict[str, Any]] = {
 
 @pytest.mark.parametrize("call", SIGNATURES, ids=lambda call: call.__qualname__)
 def test_arguments_are_named_ordered_and_defaulted_as_in_apexrl(call: Any) -> None:
-    found = dict(inspect.signature(call).parameters)
-    found.pop("self", None)
+    actual = dict(inspect.signature(call).parameters)
+    actual.pop("self", None)
     # ApexRL has no seed; ours is a keyword-only argument.
-    seed = found.pop("seed", None)
+    seed = actual.pop("seed", None)
     assert seed is None or (seed.kind is inspect.Parameter.KEYWORD_ONLY and seed.default is None)
-    assert [(name, parameter.default) for name, parameter in found.items()] == list(SIGNATURES[call].items())
-    keyword_only = {name for name, parameter in found.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert [(name, parameter.default) for name, parameter in actual.items()] == list(SIGNATURES[call].items())
+    keyword_only = {name for name, parameter in actual.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
     multi_agent = (
         call.__qualname__.startswith("MultiAgent") and call is not apexrl.MultiAgentRolloutBuffer.get_agent_data
     )
-    assert keyword_only == (set(found) if multi_agent else {"shuffle"} & set(found))
+    assert keyword_only == (set(actual) if multi_agent else {"shuffle"} & set(actual))

@@ -22,7 +22,7 @@ N = 3
 AGENTS = ["walker", "flyer"]
 
 
-def team(num_steps: int = 4, **options: Any) -> apexrl.MultiAgentRolloutBuffer:
+def make_team_buffer(num_steps: int = 4, **options: Any) -> apexrl.MultiAgentRolloutBuffer:
     described: dict[str, Any] = {
         "obs_specs": {"walker": (2,), "flyer": {"pose": (3,)}}, "action_shapes": {"walker": (), "flyer": (2,)},
         "action_dtypes": {"walker": torch.long, "flyer": torch.float32}, "state_spec": (4,), **options,
@@ -32,7 +32,7 @@ def team(num_steps: int = 4, **options: Any) -> apexrl.MultiAgentRolloutBuffer:
     )
 
 
-def team_step(t: int, random: torch.Generator | None = None, **changed: Any) -> dict[str, Any]:
+def make_team_step(t: int, random: torch.Generator | None = None, **changed: Any) -> dict[str, Any]:
     """Make step t: the walker's observations are t, the flyer's t + 0.5; rewards, values and ends are random."""
     random = random or torch.Generator().manual_seed(t)
 
@@ -53,8 +53,8 @@ class TestMultiAgent:
     @given(st.integers(1, 6), st.integers(0, 5), st.integers(0, 99))
     @settings(deadline=None, max_examples=40)
     def test_each_agent_has_the_advantages_of_its_own_ends(self, stored: int, more: int, seed: int) -> None:
-        buffer, random = team(stored + more), torch.Generator().manual_seed(seed)
-        steps = [team_step(t, random) for t in range(stored)]
+        buffer, random = make_team_buffer(stored + more), torch.Generator().manual_seed(seed)
+        steps = [make_team_step(t, random) for t in range(stored)]
         for fields in steps:
             buffer.add(**fields)
         last = {agent: torch.randn(N, generator=random) for agent in AGENTS}
@@ -79,40 +79,40 @@ class TestMultiAgent:
         assert torch.equal(buffer.get_agent_data("walker")["actions"], torch.arange(stored).repeat_interleave(N))
 
     def test_advantages_of_all_agents_are_normalized_together(self) -> None:
-        buffer = team()
+        buffer = make_team_buffer()
         # The fourth step is not stored, so it does not count.
         for t in range(3):
-            buffer.add(**team_step(t))
+            buffer.add(**make_team_step(t))
         last = {agent: torch.ones(N) for agent in AGENTS}
         buffer.compute_returns_and_advantages(last_values=last, gamma=0.9, gae_lambda=0.8)
         before = torch.stack([buffer.advantages[agent][:3] for agent in AGENTS])
         buffer.normalize_advantages()
         expected = (before - before.mean()) / (before.std() + 1e-8)
-        found = torch.stack([buffer.advantages[agent][:3] for agent in AGENTS])
-        torch.testing.assert_close(found, expected)
-        assert torch.equal(buffer.get_agent_data("flyer")["advantages"], found[1].flatten())
+        actual = torch.stack([buffer.advantages[agent][:3] for agent in AGENTS])
+        torch.testing.assert_close(actual, expected)
+        assert torch.equal(buffer.get_agent_data("flyer")["advantages"], actual[1].flatten())
 
     def test_attributes_are_dicts_of_the_memory_from_the_start(self) -> None:
-        buffer = team()
+        buffer = make_team_buffer()
         assert (buffer.possible_agents, buffer.num_envs, buffer.num_steps) == (AGENTS, N, 4)
         assert buffer.observations["walker"].shape == (4, N, 2)
         assert buffer.observations["flyer"].batch_size == (4, N)
         assert buffer.actions["walker"].dtype == torch.int64
         assert buffer.states.shape == (4, N, 4)
         for name in ("rewards", "dones", "values", "log_probs", "advantages", "returns"):
-            found = getattr(buffer, name)
-            assert list(found) == AGENTS
-            assert all(tensor.shape == (4, N) and tensor.dtype == torch.float32 for tensor in found.values())
-        buffer.add(**team_step(0))
+            actual = getattr(buffer, name)
+            assert list(actual) == AGENTS
+            assert all(tensor.shape == (4, N) and tensor.dtype == torch.float32 for tensor in actual.values())
+        buffer.add(**make_team_step(0))
         buffer.rewards["flyer"][0] = 5
         assert buffer.get_agent_data("flyer")["states"].shape == (N, 4)
         assert buffer.rewards["flyer"][0].tolist() == [5] * N
-        assert team(state_spec=None).states is None
+        assert make_team_buffer(state_spec=None).states is None
 
     def test_an_agents_tensors_are_written_by_assigning_them(self) -> None:
-        buffer = team()
+        buffer = make_team_buffer()
         for t in range(4):
-            buffer.add(**team_step(t))
+            buffer.add(**make_team_step(t))
         buffer.rewards["walker"] = torch.full((4, N), 3.0)
         buffer.rewards["walker"] *= 2
         buffer.dones["flyer"][1] = 1
@@ -130,7 +130,7 @@ class TestMultiAgent:
         assert torch.equal(buffer.core["advantage", "flyer"], torch.full((4, N), 5.0))
 
     def test_an_assignment_that_would_be_lost_raises(self) -> None:
-        buffer = team()
+        buffer = make_team_buffer()
         with pytest.raises(KeyError, match="diver"):
             buffer.rewards["diver"] = torch.zeros(4, N)
         with pytest.raises(rl.SchemaError, match="reward.flyer: expected shape"):
@@ -144,17 +144,17 @@ class TestMultiAgent:
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
     def test_copies_hold_the_same(self, copied: Any) -> None:
-        buffer = team()
-        buffer.add(**team_step(1))
+        buffer = make_team_buffer()
+        buffer.add(**make_team_step(1))
         other = copied(buffer)
         assert torch.equal(other.rewards["flyer"], buffer.rewards["flyer"])
-        other.add(**team_step(2))
+        other.add(**make_team_step(2))
         assert (other.step, buffer.step) == (2, 1)
         assert torch.equal(copied(buffer.rewards)["walker"], buffer.rewards["walker"])
 
     def test_the_raw_state_is_plain(self, tmp_path: Path) -> None:
-        buffer = team()
-        buffer.add(**team_step(1))
+        buffer = make_team_buffer()
+        buffer.add(**make_team_step(1))
         state = buffer.get_state_dict()
         assert set(state) == {
             "observations", "states", "actions", "rewards", "dones", "values", "log_probs", "advantages", "returns",
@@ -167,19 +167,19 @@ class TestMultiAgent:
         assert read["observations"]["flyer"]["pose"][0].tolist() == [[1.5] * 3] * N
 
     def test_a_step_too_many_is_a_value_error(self) -> None:
-        buffer = team(1)
-        buffer.add(**team_step(0))
+        buffer = make_team_buffer(1)
+        buffer.add(**make_team_step(0))
         with pytest.raises(ValueError, match="^add: expected at most 1 steps"):
-            buffer.add(**team_step(1))
+            buffer.add(**make_team_step(1))
         buffer.clear()
         assert buffer.step == 0
-        buffer.add(**team_step(2))
+        buffer.add(**make_team_step(2))
         assert buffer.get_agent_data("walker")["actions"].tolist() == [2] * N
 
     def test_a_step_that_is_refused_has_stored_nothing_of_any_agent(self) -> None:
-        buffer = team()
-        buffer.add(**team_step(0))
-        good = team_step(1)
+        buffer = make_team_buffer()
+        buffer.add(**make_team_step(0))
+        good = make_team_step(1)
         for wrong, message in (
             ({"rewards": {**good["rewards"], "flyer": torch.ones(1)}}, r"reward.flyer: expected shape \(3,\)"),
             (
@@ -199,7 +199,7 @@ class TestMultiAgent:
                 last_values={"walker": torch.ones(N), "flyer": torch.ones(1)}, gamma=0.9, gae_lambda=0.8
             )
         with pytest.raises(rl.SchemaError, match="state: expected None without state_spec, got Tensor"):
-            team(state_spec=None).add(**good)
+            make_team_buffer(state_spec=None).add(**good)
         assert buffer.step == 1
         buffer.add(**good)
         assert buffer.get_agent_data("flyer")["actions"][:, 0].tolist() == [0.5] * N + [1.5] * N

@@ -16,7 +16,7 @@ import relive as rl
 from relive.compat import apexrl
 
 
-def recurrent(
+def make_recurrent_buffer(
     num_envs: int = 2, num_steps: int = 4, filled: int | None = None, obs_shape: Any = (1,), **options: Any
 ) -> apexrl.RolloutRNNBuffer:
     """Make a filled buffer: observation 10·t + n, actor's hidden state 100·layer + 10·t + n, critic's its negative."""
@@ -37,7 +37,7 @@ def recurrent(
 
 class TestRecurrent:
     def test_the_golden_order_is_that_of_chunks_then_environments(self) -> None:
-        batches = list(recurrent().get_sequence_minibatches(2, 3, shuffle=False))
+        batches = list(make_recurrent_buffer().get_sequence_minibatches(2, 3, shuffle=False))
         starts = [(int(x) % 10, int(x) // 10) for batch in batches for x in batch["observations"][0, :, 0]]
         assert starts == [(0, 0), (1, 0), (0, 2), (1, 2)]
         assert [batch["observations"].shape for batch in batches] == [(2, 3, 1), (2, 1, 1)]
@@ -52,9 +52,9 @@ class TestRecurrent:
     ) -> None:
         steps, length = sizes
         chunks = (steps // length + 1) // 2 if partly else steps // length
-        buffer = recurrent(envs, steps, filled=chunks * length)
+        buffer = make_recurrent_buffer(envs, steps, filled=chunks * length)
         buffer.compute_returns_and_advantages(torch.ones(envs))
-        found = []
+        actual = []
         for batch in buffer.get_sequence_minibatches(length, minibatch, shuffle=shuffle):
             count = batch["values"].shape[1]
             assert count <= minibatch
@@ -71,13 +71,13 @@ class TestRecurrent:
                     assert torch.equal(batch[name][:, i], whole[t : t + length, n]), name
                 for name in ("actor_hidden_states", "critic_hidden_states"):
                     assert torch.equal(batch[name][:, i], getattr(buffer, name)[t, n])
-                found.append((t, n))
+                actual.append((t, n))
         everything = [(chunk * length, n) for chunk in range(chunks) for n in range(envs)]
-        assert sorted(found) == everything
-        assert shuffle or found == everything
+        assert sorted(actual) == everything
+        assert shuffle or actual == everything
 
     def test_a_batch_is_what_a_recurrent_network_takes(self) -> None:
-        buffer = recurrent()
+        buffer = make_recurrent_buffer()
         batch = next(buffer.get_sequence_minibatches(2, 2, shuffle=False))
         assert list(batch) == [
             "observations", "privileged_observations", "actions", "old_log_probs", "advantages", "returns", "values",
@@ -92,23 +92,23 @@ class TestRecurrent:
 
     def test_a_seed_repeats_the_order_and_leaves_the_global_generator_alone(self) -> None:
         before = torch.get_rng_state()
-        orders = [next(recurrent(9).get_sequence_minibatches(1, 36))["values"].tolist() for _ in range(2)]
+        orders = [next(make_recurrent_buffer(9).get_sequence_minibatches(1, 36))["values"].tolist() for _ in range(2)]
         assert orders[0] == orders[1]
         assert orders[0][0] != sorted(orders[0][0])
         assert torch.equal(before, torch.get_rng_state())
 
     def test_an_end_inside_a_sequence_stays_inside(self) -> None:
-        (batch,) = recurrent(1).get_sequence_minibatches(4, 9)
+        (batch,) = make_recurrent_buffer(1).get_sequence_minibatches(4, 9)
         assert batch["dones"].flatten().tolist() == [1.0, 0.0, 0.0, 1.0]
 
     def test_nested_observations_are_tensordicts(self) -> None:
         for shuffle in (True, False):
-            for batch in recurrent(obs_shape={"x": (1,)}).get_sequence_minibatches(2, 3, shuffle=shuffle):
+            for batch in make_recurrent_buffer(obs_shape={"x": (1,)}).get_sequence_minibatches(2, 3, shuffle=shuffle):
                 assert isinstance(batch["observations"], TensorDict)
                 assert torch.equal(batch["observations"]["x"][..., 0].long(), batch["actions"])
 
     def test_sizes_are_refused_as_apexrl_does(self) -> None:
-        buffer = recurrent()
+        buffer = make_recurrent_buffer()
         for sizes, message in (
             ((0, 1), "sequence_length: expected an int of at least 1"),
             ((1, 0), "minibatch_size: expected an int of at least 1"),
@@ -122,10 +122,10 @@ class TestRecurrent:
 
     def test_a_rollout_that_ends_inside_a_sequence_is_not_ready(self) -> None:
         with pytest.raises(rl.NotReadyError, match="get_sequence_minibatches: expected a multiple of 2 steps, got 3"):
-            recurrent(filled=3).get_sequence_minibatches(2, 1)
+            make_recurrent_buffer(filled=3).get_sequence_minibatches(2, 1)
 
     def test_hidden_states_are_checked(self) -> None:
-        buffer = recurrent(filled=0)
+        buffer = make_recurrent_buffer(filled=0)
         two = torch.zeros(2)
         step = (torch.zeros(2, 1), None, two.long(), two, two, two, two)
         for wrong in (torch.zeros(2, 3, 5), torch.zeros(3, 1, 5), torch.zeros(5), None):
@@ -134,7 +134,7 @@ class TestRecurrent:
         assert len(buffer) == 0
 
     def test_moves_clears_and_stages_like_the_other(self) -> None:
-        buffer = recurrent(filled=1, privileged_obs_shape=None)
+        buffer = make_recurrent_buffer(filled=1, privileged_obs_shape=None)
         obs, two = torch.full((2, 1), 7.0), torch.zeros(2)
         buffer.stage(obs, None, two.long())
         obs += 1
@@ -148,7 +148,7 @@ class TestRecurrent:
         assert (buffer.step, len(buffer)) == (0, 0)
 
     def test_writes_count_and_copies_go_on_alike(self) -> None:
-        buffer = recurrent()
+        buffer = make_recurrent_buffer()
         buffer.compute_returns_and_advantages(torch.ones(2))
         buffer.rewards *= 2
         buffer.dones[0, 1] = 1

@@ -78,8 +78,8 @@ class TestReplay:
         buffer = make_replay(8, critic_obs_shape=(1,))
         buffer.add(**make_batch_with_critic(*range(5)))
         buffer.add(**make_batch_with_critic(*range(5, 11)))
-        found = torch.cat([buffer.sample(8)["rewards"] for _ in range(100)])
-        counts = torch.bincount((found / 10).long(), minlength=11)
+        actual = torch.cat([buffer.sample(8)["rewards"] for _ in range(100)])
+        counts = torch.bincount((actual / 10).long(), minlength=11)
         assert counts[:3].tolist() == [0, 0, 0]
         # Chi-square test with 7 degrees of freedom, p < 0.0004.
         assert (counts[3:] - 100).square().sum() / 100 < 27

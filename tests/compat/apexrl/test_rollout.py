@@ -26,7 +26,7 @@ from tests.compat.apexrl.document import (
 N = 3
 
 
-def step(t: int, **changed: Any) -> dict[str, Any]:
+def make_step(t: int, **changed: Any) -> dict[str, Any]:
     """Make step t: observation t, action t + 0.7, reward 10·t + n, value 2·t, log probability −t."""
     fields = {
         "observations": torch.full((N, 2), float(t)), "privileged_observations": None,
@@ -36,10 +36,10 @@ def step(t: int, **changed: Any) -> dict[str, Any]:
     return {**fields, **changed}
 
 
-def make(num_steps: int = 4, filled: int | None = None, **options: Any) -> apexrl.RolloutBuffer:
+def make_rollout(num_steps: int = 4, filled: int | None = None, **options: Any) -> apexrl.RolloutBuffer:
     buffer = apexrl.RolloutBuffer(N, num_steps, (2,), device="cpu", seed=0, **options)
     for t in range(num_steps if filled is None else filled):
-        buffer.add(**step(t))
+        buffer.add(**make_step(t))
     return buffer
 
 
@@ -79,16 +79,16 @@ class TestRollout:
         advantages, returns = documented_gae(rewards, dones, values, last, **rates)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            found = buffer.get_all_data()
+            actual = buffer.get_all_data()
         assert len(told) == (stored < steps)
-        for name, rows in found.items():
+        for name, rows in actual.items():
             assert rows is None or (len(rows) == steps * envs and not rows[stored * envs :].any()), name
-        found: Any = {name: None if rows is None else rows[: stored * envs] for name, rows in found.items()}
+        actual: Any = {name: None if rows is None else rows[: stored * envs] for name, rows in actual.items()}
         assert len(buffer) == stored * envs
-        torch.testing.assert_close(found["advantages"], advantages.flatten(), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(found["returns"], returns.flatten(), rtol=1e-5, atol=1e-5)
-        assert torch.equal(found["old_log_probs"], log_probs.flatten())
-        assert torch.equal(found["observations"].flatten(), torch.arange(float(stored)).repeat_interleave(envs))
+        torch.testing.assert_close(actual["advantages"], advantages.flatten(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual["returns"], returns.flatten(), rtol=1e-5, atol=1e-5)
+        assert torch.equal(actual["old_log_probs"], log_probs.flatten())
+        assert torch.equal(actual["observations"].flatten(), torch.arange(float(stored)).repeat_interleave(envs))
         assert torch.equal(buffer.dones[:stored], dones)
         assert torch.equal(buffer.rewards[:stored], rewards)
 
@@ -101,7 +101,7 @@ class TestRollout:
             assert (buffer.num_envs, buffer.num_steps, buffer.obs_shape, buffer.step) == (N, 4, (2,), 0)
             assert buffer.device == torch.device("cpu")
             assert buffer.privileged_observations.shape == (4, N, 5)
-            buffer.add(**step(1, privileged_observations=torch.ones(N, 5)))
+            buffer.add(**make_step(1, privileged_observations=torch.ones(N, 5)))
             assert (buffer.action_shape, buffer.action_dtype) == ((2,), torch.float32)
             assert buffer.actions[0].tolist() == [[pytest.approx(1.7)] * 2] * N
 
@@ -117,58 +117,58 @@ class TestRollout:
         ],
     )
     def test_the_first_actions_say_what_an_action_is(self, actions: Any, told: Any, shape: Any, dtype: Any) -> None:
-        buffer = make(filled=0, **told)
-        buffer.add(**step(0, actions=actions))
+        buffer = make_rollout(filled=0, **told)
+        buffer.add(**make_step(0, actions=actions))
         assert (buffer.action_shape, buffer.action_dtype) == (shape, dtype)
         assert torch.equal(buffer.actions[0], torch.as_tensor(actions).to(dtype))
         buffer.clear()
         with pytest.raises(rl.SchemaError, match="action: expected"):
-            buffer.add(**step(0, actions=torch.ones(N, 7, 7)))
+            buffer.add(**make_step(0, actions=torch.ones(N, 7, 7)))
 
     def test_a_first_step_that_is_refused_has_said_nothing(self) -> None:
-        buffer = make(filled=0)
+        buffer = make_rollout(filled=0)
         with pytest.raises(rl.SchemaError, match="reward"):
-            buffer.add(**step(0, actions=torch.ones(N, 9), rewards=torch.ones(N, 1)))
+            buffer.add(**make_step(0, actions=torch.ones(N, 9), rewards=torch.ones(N, 1)))
         assert (buffer.action_shape, buffer.step) == ((), 0)
-        buffer.add(**step(0))
+        buffer.add(**make_step(0))
         assert buffer.action_shape == (2,)
 
     def test_integer_actions_are_never_made_of_fractions(self) -> None:
-        buffer = make(filled=0, action_shape=(2,), action_dtype=torch.long)
+        buffer = make_rollout(filled=0, action_shape=(2,), action_dtype=torch.long)
         with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
-            buffer.add(**step(0))
+            buffer.add(**make_step(0))
 
     def test_a_step_too_many_is_a_value_error(self) -> None:
-        buffer = make()
+        buffer = make_rollout()
         for _ in range(2):
             with pytest.raises(ValueError, match="^add: expected at most 4 steps"):
-                buffer.add(**step(4))
+                buffer.add(**make_step(4))
         assert len(buffer) == 4 * N
         buffer.clear()
         assert (len(buffer), buffer.step) == (0, 0)
-        buffer.add(**step(9))
+        buffer.add(**make_step(9))
         with pytest.warns(rl.DataWarning, match="get_all_data: expected 12 stored rows, got 3"):
             data = buffer.get_all_data()
         assert data["observations"].tolist() == [[9.0, 9.0]] * N + [[0.0, 0.0]] * 3 * N
 
     def test_nothing_is_trained_on_before_it_is_there(self) -> None:
         with pytest.raises(rl.NotReadyError):
-            make(filled=0).get_all_data()
-        data = make().get_all_data()
+            make_rollout(filled=0).get_all_data()
+        data = make_rollout().get_all_data()
         assert not data["advantages"].any()
         assert not data["returns"].any()
 
     def test_the_scores_of_an_older_rollout_are_gone(self) -> None:
-        buffer = make()
+        buffer = make_rollout()
         buffer.compute_returns_and_advantages(torch.ones(N))
         assert buffer.advantages.all()
         buffer.clear()
-        buffer.add(**step(0))
+        buffer.add(**make_step(0))
         assert not buffer.advantages.any()
         assert not buffer.get_minibatch(9)[5].any()
 
     def test_all_data_and_attributes_share_the_memory(self) -> None:
-        buffer = make()
+        buffer = make_rollout()
         buffer.compute_returns_and_advantages(torch.ones(N))
         data = buffer.get_all_data()
         buffer.rewards[0] = 77
@@ -179,7 +179,7 @@ class TestRollout:
         assert buffer.rewards[0].tolist() == [77] * N
 
     def test_attributes_are_written_through(self) -> None:
-        buffer = make()
+        buffer = make_rollout()
         buffer.compute_returns_and_advantages(torch.ones(N))
         buffer.advantages = (buffer.advantages - 1) / 2
         assert torch.equal(buffer.get_all_data()["advantages"], buffer.advantages.flatten())
@@ -200,7 +200,7 @@ class TestRollout:
         assert not torch.equal(buffer.returns, before)
 
     def test_an_assignment_that_does_not_fit_raises_and_changes_nothing(self) -> None:
-        buffer = make(action_dtype=torch.float32)
+        buffer = make_rollout(action_dtype=torch.float32)
         for name, wrong in (("rewards", torch.zeros(N)), ("observations", torch.zeros(4, N, 3)), ("dones", 1.0)):
             before = getattr(buffer, name).clone()
             with pytest.raises(rl.SchemaError, match="expected shape"):
@@ -210,10 +210,10 @@ class TestRollout:
             buffer.privileged_observations = torch.zeros(4, N, 1)
 
     def test_step_can_be_set_as_trainers_do(self) -> None:
-        buffer = make()
+        buffer = make_rollout()
         buffer.step = 0
         assert (len(buffer), buffer.step) == (0, 0)
-        buffer.add(**step(5))
+        buffer.add(**make_step(5))
         assert buffer.observations[0].eq(5).all()
         # The caller has written two rows into the memory.
         buffer.step = 2
@@ -224,11 +224,11 @@ class TestRollout:
         assert buffer.step == 2
 
     def test_steps_and_scores_are_written_in_any_mode(self) -> None:
-        buffer = make(filled=0)
+        buffer = make_rollout(filled=0)
         for mode in (torch.inference_mode(), torch.no_grad(), torch.enable_grad()):
             with mode:
                 for t in range(4):
-                    buffer.add(**step(t, values=torch.ones(N, requires_grad=True)))
+                    buffer.add(**make_step(t, values=torch.ones(N, requires_grad=True)))
                 buffer.compute_returns_and_advantages(torch.ones(N, requires_grad=True))
             buffer.advantages -= 1
             buffer.rewards *= 2
@@ -246,13 +246,13 @@ class TestRollout:
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
     def test_copies_hold_the_same_and_draw_the_same(self, copied: Any) -> None:
-        buffer = make(filled=3)
+        buffer = make_rollout(filled=3)
         buffer.compute_returns_and_advantages(torch.ones(N))
         other = copied(buffer)
         assert (other.step, other.action_shape) == (3, (2,))
         for one, two in zip(buffer.get_minibatch(20), other.get_minibatch(20), strict=True):
             assert one is two is None or torch.equal(one, two)
-        other.add(**step(9))
+        other.add(**make_step(9))
         other.rewards.zero_()
         assert (buffer.step, buffer.rewards[2, 0]) == (3, 20)
         assert torch.equal(other.core["obs"][:, 0, 0], torch.tensor([0.0, 1, 2, 9]))
@@ -265,7 +265,7 @@ class TestRollout:
         for t in range(2):
             obs: Any = {"camera": torch.full((N, 4, 4), t, dtype=torch.uint8), "body": {"pose": torch.full((N, 3), t)}}
             obs = TensorDict(obs, [N]) if t else obs
-            buffer.add(**step(t, observations=obs, privileged_observations={"mass": torch.full((N,), t)}))
+            buffer.add(**make_step(t, observations=obs, privileged_observations={"mass": torch.full((N,), t)}))
         assert buffer.observations["camera"].dtype == torch.uint8
         data = buffer.get_all_data()
         assert data["observations"].batch_size == (2 * N,)
@@ -277,17 +277,17 @@ class TestRollout:
         for wrong in (torch.zeros(N, 4), half):
             buffer.clear()
             with pytest.raises(TypeError, match="expected a dict with|expected a tensor"):
-                buffer.add(**step(0, observations=wrong, privileged_observations={"mass": torch.zeros(N)}))
+                buffer.add(**make_step(0, observations=wrong, privileged_observations={"mass": torch.zeros(N)}))
 
     def test_privileged_observations_are_never_stale_and_never_dropped(self) -> None:
-        with_them = make(filled=0, num_privileged_obs=3)
+        with_them = make_rollout(filled=0, num_privileged_obs=3)
         with pytest.raises(rl.SchemaError, match="privileged_observations: expected a value, got None"):
-            with_them.add(**step(0))
-        without = make(filled=0)
+            with_them.add(**make_step(0))
+        without = make_rollout(filled=0)
         with pytest.raises(
             rl.SchemaError, match="privileged_observations: expected None without privileged_obs_shape, got Tensor"
         ):
-            without.add(**step(0, privileged_observations=torch.ones(N, 3)))
+            without.add(**make_step(0, privileged_observations=torch.ones(N, 3)))
         assert len(with_them) == len(without) == 0
         assert without.privileged_observations is None
 
@@ -300,20 +300,20 @@ class TestRollout:
         ids=str,
     )  # fmt: skip
     def test_nothing_is_broadcast(self, wrong: dict[str, Any]) -> None:
-        buffer = make(filled=1)
+        buffer = make_rollout(filled=1)
         with pytest.raises(rl.SchemaError, match="expected shape"):
-            buffer.add(**step(1, **wrong))
+            buffer.add(**make_step(1, **wrong))
         assert buffer.step == 1
 
     def test_dones_are_zeros_and_ones_of_any_kind(self) -> None:
-        buffer = make(filled=0, num_steps=5)
+        buffer = make_rollout(filled=0, num_steps=5)
         for dones in (torch.tensor([0.0, 1, 0]), torch.tensor([False, True, False]), np.array([0, 1, 0]), [0, 1, 0]):
-            buffer.add(**step(0, dones=dones))
+            buffer.add(**make_step(0, dones=dones))
         assert buffer.dones.dtype == torch.float32
         assert buffer.dones.tolist() == [[0.0, 1.0, 0.0]] * 4 + [[0.0] * 3]
         for wrong in (0.5, -1.0, float("nan")):
             with pytest.raises(rl.SchemaError, match=f"dones: expected zeros and ones, got {wrong}"):
-                buffer.add(**step(0, dones=torch.tensor([0.0, wrong, 1.0])))
+                buffer.add(**make_step(0, dones=torch.tensor([0.0, wrong, 1.0])))
         assert buffer.step == 4
 
     @pytest.mark.parametrize("told", [{}, {"action_shape": (12,), "action_dtype": torch.float32}])
@@ -345,18 +345,18 @@ class TestRollout:
                     values = world.get_value(obs)
                     _, rewards, dones, _ = world.step(actions)
                     buffer.add(obs, None, actions, rewards, dones, values, log_probs)
-            found = [str(each.message) for each in told]
-            assert len(found) == (DEVICE == "cpu" and world.time == 4)
-            assert all("observations: expected memory of its own for every step" in text for text in found)
+            actual = [str(each.message) for each in told]
+            assert len(actual) == (DEVICE == "cpu" and world.time == 4)
+            assert all("observations: expected memory of its own for every step" in text for text in actual)
 
     def test_fresh_tensors_and_a_world_that_stands_still_are_not_suspected(self) -> None:
-        buffer, still = make(filled=0, num_steps=8), torch.ones(N, 2)
+        buffer, still = make_rollout(filled=0, num_steps=8), torch.ones(N, 2)
         for t in range(8):
             obs = still if t % 2 else torch.full((N, 2), float(t))
-            buffer.add(**step(t, observations=still if t < 4 else obs))
+            buffer.add(**make_step(t, observations=still if t < 4 else obs))
 
     def test_minibatches_are_whole_rows_of_stored_steps_drawn_with_replacement(self) -> None:
-        buffer = make(filled=3)
+        buffer = make_rollout(filled=3)
         buffer.compute_returns_and_advantages(torch.ones(N))
         before = torch.get_rng_state()
         obs, privileged, actions, old_log_probs, advantages, returns, values = buffer.get_minibatch(500)
@@ -371,32 +371,32 @@ class TestRollout:
         counts = torch.bincount(((returns.unsqueeze(1) == buffer.returns[:3].flatten()).float().argmax(1)), minlength=9)
         # Chi-square test with 8 degrees of freedom, p < 0.0003.
         assert (counts - 500 / 9).square().sum() * 9 / 500 < 30
-        assert torch.equal(make().get_minibatch(9)[0], make().get_minibatch(9)[0])
+        assert torch.equal(make_rollout().get_minibatch(9)[0], make_rollout().get_minibatch(9)[0])
         obs += 100
         assert buffer.observations.max() < 100
         with pytest.raises(rl.SchemaError, match="batch_size"):
             buffer.get_minibatch(0)
 
     def test_moves_to_another_device_and_returns_itself(self) -> None:
-        buffer = make(filled=2, num_privileged_obs=0)
+        buffer = make_rollout(filled=2, num_privileged_obs=0)
         buffer.compute_returns_and_advantages(torch.ones(N))
         advantages = buffer.advantages.clone()
         assert buffer.to("cpu") is buffer
         assert torch.equal(buffer.advantages, advantages)
-        buffer.add(**step(2))
+        buffer.add(**make_step(2))
         assert buffer.observations[:3, 0, 0].tolist() == [0, 1, 2]
         assert buffer.to(torch.device("meta")).device.type == "meta"
         assert buffer.observations.device.type == buffer.advantages.device.type == "meta"
-        buffer.add(**step(3))
+        buffer.add(**make_step(3))
         assert buffer.step == 4
 
     @pytest.mark.parametrize("computed", [True, False])
     @pytest.mark.parametrize("filled", [0, 2, 4])
     def test_a_state_survives_a_file_that_holds_no_objects(self, tmp_path: Path, filled: int, computed: bool) -> None:
         options: Any = {"privileged_obs_shape": {"mass": apexrl.TensorLeafSpec((), torch.float64)}}
-        buffer, other = make(filled=0, **options), make(filled=0, **options)
+        buffer, other = make_rollout(filled=0, **options), make_rollout(filled=0, **options)
         for t in range(filled):
-            buffer.add(**step(t, privileged_observations={"mass": torch.full((N,), t, dtype=torch.float64)}))
+            buffer.add(**make_step(t, privileged_observations={"mass": torch.full((N,), t, dtype=torch.float64)}))
         if computed and filled:
             buffer.compute_returns_and_advantages(torch.ones(N))
         torch.save(buffer.state_dict(), tmp_path / "state.pt")
@@ -410,10 +410,10 @@ class TestRollout:
         assert torch.equal(buffer.dones, other.dones)
 
     def test_a_state_of_another_layout_is_refused_and_changes_nothing(self) -> None:
-        buffer = make()
+        buffer = make_rollout()
         for name, wrong in (("num_envs", 9), ("num_steps", 9), ("obs_shape", (9,)), ("privileged_obs_shape", (9,))):
             with pytest.raises(ValueError, match=f"^RolloutBuffer {name} mismatch: "):
-                buffer.load_state_dict({**make().state_dict(), name: wrong})
+                buffer.load_state_dict({**make_rollout().state_dict(), name: wrong})
         with pytest.raises(rl.SchemaError):
-            buffer.load_state_dict({**make().state_dict(), "values": torch.zeros(4, N, 2)})
+            buffer.load_state_dict({**make_rollout().state_dict(), "values": torch.zeros(4, N, 2)})
         assert buffer.rewards[:, 0].tolist() == [0, 10, 20, 30]

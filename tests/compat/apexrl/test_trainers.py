@@ -41,7 +41,7 @@ class Copying(gymnasium.Env[np.ndarray, Any]):
         return self._seen(), -abs(given - target), False, self.time == 8, {}
 
 
-def vector(continuous: bool = False) -> Any:
+def make_vector_env(continuous: bool = False) -> Any:
     """Make ApexRL's vector environment with copied observations; by itself it overwrites those that it has returned."""
     wrapper = pytest.importorskip("apexrl.envs.gym_wrapper", reason=REASON)
 
@@ -53,7 +53,7 @@ def vector(continuous: bool = False) -> Any:
     return Copied([lambda: Copying(continuous)] * 4, device="cpu")
 
 
-def runner(name: str) -> Any:
+def make_runner(name: str) -> Any:
     models, cpu = importlib.import_module("apexrl.models"), torch.device("cpu")
     settings, agents = (importlib.import_module(f"apexrl.{x}") for x in (f"algorithms.{name}", "agent"))
     if name == "ppo":
@@ -62,14 +62,18 @@ def runner(name: str) -> Any:
             device="cpu",
         )  # fmt: skip
         return agents.OnPolicyRunner(
-            env=vector(), cfg=config, actor_class=models.MLPDiscreteActor, critic_class=models.MLPCritic, device=cpu
+            env=make_vector_env(),
+            cfg=config,
+            actor_class=models.MLPDiscreteActor,
+            critic_class=models.MLPCritic,
+            device=cpu,
         )
     shared = {"batch_size": 32, "buffer_size": 2000, "learning_starts": 100, "train_freq": 1, "gradient_steps": 1}
     shared |= {"log_interval": 0, "save_interval": 0, "gamma": 0.5}
     if name == "dqn":
         config = settings.DQNConfig(**shared, target_update_interval=20, epsilon_decay_steps=500, learning_rate=3e-3)
-        return agents.OffPolicyRunner(env=vector(), cfg=config, q_network_class=models.MLPQNetwork, device=cpu)
-    world = vector(continuous=True)
+        return agents.OffPolicyRunner(env=make_vector_env(), cfg=config, q_network_class=models.MLPQNetwork, device=cpu)
+    world = make_vector_env(continuous=True)
     learner = settings.SAC(env=world, cfg=settings.SACConfig(**shared, device="cpu"), device=cpu)
     return agents.OffPolicyRunner(env=world, agent=learner, device=cpu)
 
@@ -81,7 +85,7 @@ def test_its_trainers_learn_save_and_load_on_our_buffers(name: str, tmp_path: Pa
     torch.manual_seed(0)
     pytest.importorskip("apexrl.agent.off_policy_runner", reason=REASON)
     with patch("apexrl"):
-        trainer = runner(name)
+        trainer = make_runner(name)
     buffer = trainer.agent.rollout_buffer if name == "ppo" else trainer.agent.replay_buffer
     assert type(buffer).__module__.startswith("relive.compat.apexrl")
     if name == "ppo":
@@ -91,6 +95,6 @@ def test_its_trainers_learn_save_and_load_on_our_buffers(name: str, tmp_path: Pa
     trainer.agent.save(str(tmp_path / "agent.pt"))
     trainer.agent.load(str(tmp_path / "agent.pt"))
     assert len(buffer) == (4 * 32 if name == "ppo" else 2000)
-    found = trainer.agent.eval(num_episodes=8) if name != "ppo" else trainer.eval(num_episodes=8)
+    actual = trainer.agent.eval(num_episodes=8) if name != "ppo" else trainer.eval(num_episodes=8)
     # Random actions score −4 or −8.
-    assert next(value for key, value in found.items() if "mean_reward" in key) > -2.5
+    assert next(value for key, value in actual.items() if "mean_reward" in key) > -2.5

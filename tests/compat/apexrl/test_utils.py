@@ -57,9 +57,9 @@ def test_every_name_is_where_apexrl_has_it(path: str) -> None:
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_are_those_of_apexrl(name: str) -> None:
-    found = inspect.signature(getattr(utils, name)).parameters.values()
+    actual = inspect.signature(getattr(utils, name)).parameters.values()
     empty = inspect.Parameter.empty
-    assert [x.name if x.default is empty else f"{x.name}={x.default}" for x in found] == ARGUMENTS[name]
+    assert [x.name if x.default is empty else f"{x.name}={x.default}" for x in actual] == ARGUMENTS[name]
 
 
 def tree(*lead: int) -> dict[str, Any]:
@@ -89,9 +89,9 @@ class TestTrees:
         assert utils.split_actor_critic_observations(actor) == (actor, None)
 
     def test_arrays_become_tensors_and_dicts_tensordicts(self) -> None:
-        found = utils.observation_to_tensor({"x": np.zeros((2, 3)), "n": np.ones(2, int)}, "cpu", torch.float32)
-        assert isinstance(found, TensorDict)
-        assert (found["x"].dtype, found["n"].dtype) == (torch.float32, torch.float32)
+        actual = utils.observation_to_tensor({"x": np.zeros((2, 3)), "n": np.ones(2, int)}, "cpu", torch.float32)
+        assert isinstance(actual, TensorDict)
+        assert (actual["x"].dtype, actual["n"].dtype) == (torch.float32, torch.float32)
         kept = torch.ones(2, dtype=torch.int32)
         assert utils.observation_to_tensor((kept, {}), "cpu", torch.float32) is kept
         assert utils.observation_to_device(None, "cpu") is None
