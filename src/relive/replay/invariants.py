@@ -1,4 +1,4 @@
-"""Verifies the invariants of stored rows."""
+"""The invariants of stored rows, and their verification."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _KIND_NAMES = ("empty", "transition", "final", "pending", "history")
 
 
 def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> None:
-    """Verify the shapes of leaves and the invariants of the ring: complete transitions of separate episodes.
+    """Verify the shapes of leaves, and that the ring holds complete transitions of separate episodes.
 
-    If the native check `is_valid` passes, the ring is not checked again; otherwise the checks here name the violation.
+    `is_valid` is the fast native check of the ring. If it fails, the checks in Python find and name the violation.
     """
-    _check_form(rows)
+    _check_layout(rows)
     if not rows.has_values:
         return
     for fault in device_faults(rows):
@@ -41,36 +41,40 @@ def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> 
     if is_valid is not None and is_valid():
         return
     host = _HostRows(rows)
-    for check in (_check_heads, _check_kinds, _check_episodes, _check_ends, _check_counts):
-        check(rows, host)
+    _check_heads(rows, host)
+    _check_kinds(rows, host)
+    _check_episodes(rows, host)
+    _check_ends(rows, host)
+    num_transitions = np.count_nonzero(host.kind == TRANSITION, axis=0)
+    verify_elements(host.count == num_transitions, "count", "the number of transitions", host.count)
 
 
 def device_faults(rows: RowStorage) -> Iterator[str]:
-    """Yield messages about invalid inputs that a device has counted: raising an error would synchronise."""
+    """Yield messages about invalid inputs that a device counted, because an error would have synchronised."""
     num_invalid = int(rows.num_invalid_stacks) if rows.has_values else 0
     if num_invalid:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
         yield explain("obs", "stacks of the stored frames", f"{num_invalid} steps with other stacks", remedy)
     yield from overflow_warnings(rows.overflowed)
-    unknown = int(rows.unknown_envs) if rows.has_values else 0
-    if unknown:
-        remedy = "Number them from 0."
-        yield explain("env_ids", f"environments 0 to {rows.ring.num_envs - 1}", f"{unknown} others, skipped", remedy)
+    num_unknown = int(rows.unknown_envs) if rows.has_values else 0
+    if num_unknown:
+        got, remedy = f"{num_unknown} others, skipped", "Number environments from 0."
+        yield explain("env_ids", f"environments 0 to {rows.ring.num_envs - 1}", got, remedy)
 
 
-def _check_form(rows: RowStorage) -> None:
+def _check_layout(rows: RowStorage) -> None:
     ring, schema = rows.ring, rows.schema
     num_envs = rows.leading_shape[0] if rows.leading_shape else 1
     num_sampleable = rows.rows_per_env + (not rows.stores_next_obs)
     expected = (num_envs, num_sampleable, num_sampleable + schema.deepest_stack - 1)
     got = (ring.num_envs, ring.num_sampleable, ring.slots)
     verify(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
-    lead, copied_leaves = (ring.slots, ring.num_envs), rows.obs_leaves if rows.stores_next_obs else ()
+    copied_leaves = rows.obs_leaves if rows.stores_next_obs else ()
     fields = [*schema.fields, *(schema.fields[i] for i in copied_leaves)]
-    ring_forms = Ring.forms(ring.slots, ring.num_envs)
-    paths = [*schema.paths, *(rows.next_paths if copied_leaves else ()), *((name,) for name in ring_forms)]
-    forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *ring_forms.values()]
-    for path, tensor, (shape, dtype) in zip(paths, rows.tensors, forms, strict=True):
+    ring_specs = Ring.state_specs(ring.slots, ring.num_envs)
+    paths = [*schema.paths, *(rows.next_paths if copied_leaves else ()), *((name,) for name in ring_specs)]
+    leaf_specs = (((ring.slots, ring.num_envs, *field.shape), field.dtype) for field in fields)
+    for path, tensor, (shape, dtype) in zip(paths, rows.tensors, (*leaf_specs, *ring_specs.values()), strict=True):
         verify_layout(path_name(path), tensor, shape, dtype, rows.device)
     verify_addresses(paths, rows.tensors, rows.addresses)
 
@@ -95,9 +99,10 @@ def _check_heads(rows: RowStorage, host: _HostRows) -> None:
 
 
 class _HostRows:
-    """The ring state and the flags of rows as numpy arrays (see `Ring` for the names), and the age of every row [S, N].
+    """The ring state and the flags of rows as numpy arrays, and masks [S, N] of rows by their age.
 
-    The newest row of an environment has age 0. Ages fit in int32, which compares faster than row numbers.
+    See `Ring` for the names of the arrays. The newest row of an environment has age 0. Ages fit in int32, which
+    compares faster than row numbers.
     """
 
     kind: np.ndarray
@@ -114,30 +119,30 @@ class _HostRows:
         self.terminated, self.truncated = map(on_host, rows.flags())
         self._newest = self.head - ~self.open
         age_dtype = np.int32 if slots < 1 << 30 else np.int64
-        since = np.minimum(self._newest - self.floor, slots).astype(age_dtype)
-        """Age [N] of the first row since the last clear."""
+        max_age = np.minimum(self._newest - self.floor, slots).astype(age_dtype)
         self.age = (self._newest % slots).astype(age_dtype) - np.arange(slots, dtype=age_dtype)[:, None]
         self.age[self.age < 0] += slots
-        self.is_stored = self.age <= since
-        self.is_oldest = self.age == since
+        self.is_stored = self.age <= max_age
+        self.is_oldest = self.age == max_age
         self.is_newest = self.is_stored & (self.age == 0)
         self.is_sampleable = self.age < ring.num_sampleable
-        self.is_early = self.age > since - (slots - ring.num_sampleable)
+        self.may_lack_frames = self.age > max_age - (slots - ring.num_sampleable)
         """Mask of rows whose older frames may have been dropped."""
         self.is_step = (self.kind == TRANSITION) | (self.kind == HISTORY)
-        self.follows = self.age < np.minimum(since, slots - 1)
+        self.has_predecessor = self.age < np.minimum(max_age, slots - 1)
         """Mask of rows whose preceding row is stored."""
 
-    def after(self, what: np.ndarray) -> np.ndarray:
-        """Return a mask of rows whose predecessor is in the mask `what`."""
-        return np.roll(what, 1, 0) & self.follows
+    def has_predecessor_in(self, mask: np.ndarray) -> np.ndarray:
+        """Return a mask of the rows whose predecessor is in `mask`."""
+        return np.roll(mask, 1, 0) & self.has_predecessor
 
-    def verify(self, holds: np.ndarray, what: str, expected: str, got: np.ndarray) -> None:
-        if holds.all():
+    def verify(self, is_valid: np.ndarray, name: str, expected: str, got: np.ndarray) -> None:
+        """Raise an InvariantError that names the first row where `is_valid` is False and its value `got`."""
+        if is_valid.all():
             return
-        slot, env = np.argwhere(~holds)[0].tolist()
-        where = f"{what} of row {int(self._newest[env] - self.age[slot, env])}, environment {env}"
-        got_value = _KIND_NAMES[int(got[slot, env])] if what == "kind" else got[slot, env].item()
+        slot, env = np.argwhere(~is_valid)[0].tolist()
+        where = f"{name} of row {int(self._newest[env] - self.age[slot, env])}, environment {env}"
+        got_value = _KIND_NAMES[int(got[slot, env])] if name == "kind" else got[slot, env].item()
         remedy = "Call clear(), or load a checkpoint: the memory was changed from outside the buffer."
         raise InvariantError(explain(where, expected, got_value, remedy))
 
@@ -158,8 +163,9 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
         kind,
     )
     # After rows were dropped, the oldest remaining rows lack older frames and only serve later stacks.
-    may_be_history = ~host.is_sampleable | host.is_early
-    may_be_history |= bool(rows.mutable)  # after a power failure, a row that was being rewritten becomes history
+    may_be_history = ~host.is_sampleable | host.may_lack_frames
+    # After a power failure, a row that was being rewritten becomes history.
+    may_be_history |= bool(rows.mutable)
     host.verify(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
     )
@@ -170,34 +176,36 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
 def _check_episodes(rows: RowStorage, host: _HostRows) -> None:
     """Verify the rows between episodes, and the first rows of episodes."""
     kind, first, final = host.kind, host.first, host.kind == FINAL
-    after_final = host.after(final)
+    after_final = host.has_predecessor_in(final)
     if not rows.next_step:
         host.verify(~(final & (after_final | host.is_oldest)), "kind", "a transition before a final row", kind)
     else:
-        # Two final rows: a reset, then an observation from which no step was taken.
+        # Two final rows may follow each other: a reset, and an observation from which no step was taken.
         is_second_final = final & after_final
-        host.verify(~(final & host.after(is_second_final)), "kind", "at most two final rows in a row", kind)
+        host.verify(
+            ~(final & host.has_predecessor_in(is_second_final)), "kind", "at most two final rows in a row", kind
+        )
     if rows.stores_next_obs:
         host.verify(first | ~host.is_stored, "first", "a start in every unordered row", first)
     else:
         host.verify(first | ~after_final, "first", "a start after a final row", first)
-        host.verify(~first | ~(host.follows & ~after_final), "first", "a start only after a final row", first)
+        host.verify(~first | ~(host.has_predecessor & ~after_final), "first", "a start only after a final row", first)
 
 
 def _check_ends(rows: RowStorage, host: _HostRows) -> None:
     """Verify that episodes end at their flags, and that environments reset after them."""
     ring, kind = rows.ring, host.kind
     ended = host.is_step & (host.terminated | host.truncated)
-    after_end = host.after(ended)
+    after_end = host.has_predecessor_in(ended)
     if rows.stores_next_obs:
-        is_reset = host.follows & (kind == FINAL)
+        is_reset = host.has_predecessor & (kind == FINAL)
         host.verify(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
         is_closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
         host.verify(is_closed | ~after_end, "kind", "final after an end", kind)
     if not rows.next_step:
         return
-    # The next step after an end resets, unless a later `cut()`, which is not stored, has cancelled it.
+    # The next step after an end resets the environment, unless `cut()`, which is not stored, has cancelled the reset.
     stored = host.head > host.floor
     ended_before_head = stored & ended[np.maximum(host.head - 1, 0) % ring.slots, np.arange(ring.num_envs)]
     expected = "False, except after an end in the newest row"
@@ -205,18 +213,12 @@ def _check_ends(rows: RowStorage, host: _HostRows) -> None:
     verify_elements(host.resetting | ~(ended_before_head & host.open), "resetting", "True after an end", host.resetting)
 
 
-def _check_counts(rows: RowStorage, host: _HostRows) -> None:
-    """Verify that the counts of transitions agree with the kinds."""
-    num_transitions = np.count_nonzero(host.kind == TRANSITION, axis=0)
-    verify_elements(host.count == num_transitions, "count", "the number of transitions", host.count)
-
-
 def check_kernels(backend: Backend) -> None:
     """Verify that a backend's kernels agree with the ring's tensors."""
     ring = backend.ring
     count = int(ring.count.sum())
     verify(len(backend) == count, "len", f"{count}, the number of transitions", len(backend))
-    # A sample of slots of every environment suffices: ids are computed from the head.
+    # Some slots of every environment suffice, because all ids are computed from the head.
     stride = ring.kind.numel() // _MAX_COMPARED_ROWS + 1
     slot, env = (ring.kind[::stride] == TRANSITION).nonzero(as_tuple=True)
     slots = slot * stride * ring.num_envs + env

@@ -180,8 +180,8 @@ class NativeBackend(Backend):
 
     def discard_unfinished_rewrite(self) -> None:
         """Discard the unfinished rewrite of a process that died."""
-        if self.rows.rewriting is not None:
-            self.rows.rewriting[0] = 0
+        if self.rows.rewrite_journal is not None:
+            self.rows.rewrite_journal[0] = 0
 
     def recompute_checksums(self) -> None:
         """Recompute the checksum of every row."""
@@ -302,7 +302,7 @@ def _make_write_back(ring: Any, rows: RowStorage) -> Any:
     """Return the native writer of mutable leaves; None without mutable leaves."""
     if not rows.mutable:
         return None
-    return kernels.core().WriteBack(ring.memory, list(rows.mutable), rows.rewritten, rows.rewriting)
+    return kernels.core().WriteBack(ring.memory, list(rows.mutable), rows.mutable_checksums, rows.rewrite_journal)
 
 
 def _make_ring(rows: RowStorage) -> Any:

@@ -36,12 +36,12 @@ NO_ID = -(2**63)
 """The id of an empty slot. Not -1, which callers pass as padding."""
 
 _MAX_GATHERED_STEPS = 1024
+"""Maximum number of steps that `Ring.count_neighbors` reads per row."""
 
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
-"""The kinds of slots. EMPTY: no row. TRANSITION: can be drawn. FINAL: only the last observation of an episode. PENDING:
-only the newest observation, from which the next step starts. HISTORY: too old to be drawn, kept for newer frame
-stacks."""
-
+"""Kinds of slots. EMPTY: no row. TRANSITION: a row that can be drawn. FINAL: only the last observation of an episode.
+PENDING: only the newest observation, from which the next step starts. HISTORY: a transition that is too old to be
+drawn and is kept for the frame stacks of newer rows."""
 
 _SLOT_STATE = {"kind": torch.uint8, "first": torch.bool}
 _ENV_STATE = {
@@ -51,14 +51,16 @@ _ENV_STATE = {
 
 @dataclass(eq=False)
 class Ring:
-    """`num_envs` columns of slots; the newest `num_sampleable` rows of each can be drawn.
+    """The kinds and heads of `num_envs` columns of slots.
 
     The tensors of `_SLOT_STATE` and `_ENV_STATE` are the ring's state. Their names and order also define files,
     checkpoints and the native ring.
     """
 
     num_sampleable: int
+    """Number of newest rows per environment that can be drawn."""
     slots: int
+    """Number of slots per environment."""
     num_envs: int
     kind: torch.Tensor
     """The kind of every slot [S, N]."""
@@ -78,23 +80,23 @@ class Ring:
     """1 + 2 · head + open at the start of an unfinished write, else 0 [N]; see `recover`. Not saved."""
 
     @staticmethod
-    def forms(slots: int, num_envs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def state_specs(slots: int, num_envs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Return the shape and dtype of each state tensor, by name."""
-        forms = {name: ((slots, num_envs), dtype) for name, dtype in _SLOT_STATE.items()}
-        return forms | {name: ((num_envs,), dtype) for name, dtype in _ENV_STATE.items()}
+        specs = {name: ((slots, num_envs), dtype) for name, dtype in _SLOT_STATE.items()}
+        return specs | {name: ((num_envs,), dtype) for name, dtype in _ENV_STATE.items()}
 
     @staticmethod
     def allocate(num_sampleable: int, num_envs: int, history: int, allocator: Allocator) -> Ring:
         """Make an empty ring, or reopen the one in the allocator's memory."""
         slots = num_sampleable + history
-        forms = Ring.forms(slots, num_envs).items()
-        state = {name: allocator.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in forms}
+        specs = Ring.state_specs(slots, num_envs).items()
+        state = {name: allocator.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in specs}
         journal = allocator.allocate("ring.journal", (num_envs,), torch.int64) if allocator.persistent else None
         return Ring(num_sampleable, slots, num_envs, **state, journal=journal)
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """The state tensors by name, in the order of the native ring."""
+        """State tensors by name, in the order of the native ring."""
         return {name: getattr(self, name) for name in (*_SLOT_STATE, *_ENV_STATE)}
 
     @property
@@ -108,15 +110,14 @@ class Ring:
         return torch.arange(2 * self.num_envs, device=self.kind.device).view(2, -1)
 
     def pending_slots(self) -> torch.Tensor:
-        """Return the flat slots [N] of the head rows; they hold the newest observations of open episodes."""
+        """Return the flat slots [N] of the head rows, which hold the newest observations of open episodes."""
         return self.flat_slots(self.head, self.first_ids[0])
 
     def transition_slots(self) -> torch.Tensor:
-        """Return the flat slots of all transitions."""
         return (self.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
 
     def flat_slots(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
-        """Return the flat slots of rows."""
+        """Return the flat slots of the rows with the number `row` in the environments `env`."""
         return row % self.slots * self.num_envs + env
 
     def newest_rows(self) -> torch.Tensor:
@@ -125,9 +126,10 @@ class Ring:
 
     def row_numbers(self) -> torch.Tensor:
         """Return the row number of every slot [S, N]."""
-        top = self.newest_rows()
-        slot, place = torch.arange(self.slots, device=top.device).unsqueeze(1), top % self.slots
-        return slot + torch.where(slot > place, top - place - self.slots, top - place)
+        newest = self.newest_rows()
+        slot, newest_slot = torch.arange(self.slots, device=newest.device).unsqueeze(1), newest % self.slots
+        lap_start = newest - newest_slot
+        return slot + torch.where(slot > newest_slot, lap_start - self.slots, lap_start)
 
     def ids(self) -> torch.Tensor:
         """Return the ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""
@@ -136,9 +138,9 @@ class Ring:
 
     def ids_at(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the ids of the rows at flat slots; each slot holds the newest row that maps to it."""
-        next_ids = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # next id per column
-        top = next_ids[slots % self.num_envs] - self.num_envs
-        return top - (top - slots) % self.size
+        next_ids = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)
+        newest_ids = next_ids[slots % self.num_envs] - self.num_envs
+        return newest_ids - (newest_ids - slots) % self.size
 
     def shift(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
         """Return the flat slots of the rows `steps` later."""
@@ -149,23 +151,23 @@ class Ring:
         return self.kind.view(-1)[slots]
 
     def is_drawable(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return a mask of the ints in `slots` that are flat slots of transitions; others may be out of range."""
-        inside = slots.clamp(0, self.kind.numel() - 1)
-        return (slots == inside) & (self.kind_at(inside) == TRANSITION)
+        """Return a mask of the ints that are flat slots of transitions; the ints may be out of range."""
+        valid_slots = slots.clamp(0, self.kind.numel() - 1)
+        return (slots == valid_slots) & (self.kind_at(valid_slots) == TRANSITION)
 
     def locate(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the flat slots of row ids (-1 for rows that cannot be drawn), and a mask of ids never issued."""
         env = ids % self.num_envs
         row = ids.div(self.num_envs, rounding_mode="floor")
         slots = self.flat_slots(row.clamp(min=0), env)
-        inside = row > self.newest_rows()[env] - self.num_sampleable
+        is_recent = row > self.newest_rows()[env] - self.num_sampleable
         kind = self.kind_at(slots)
-        is_unissued = (ids < 0) | (row >= self.head[env]) | (inside & (kind == FINAL))
-        return torch.where(inside & (kind == TRANSITION) & ~is_unissued, slots, -1), is_unissued
+        is_unissued = (ids < 0) | (row >= self.head[env]) | (is_recent & (kind == FINAL))
+        return torch.where(is_recent & (kind == TRANSITION) & ~is_unissued, slots, -1), is_unissued
 
     def count_following(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode after each slot."""
-        # Two copies of the ring, one after the other: episodes continue across its end.
+        # The ring is repeated, because episodes continue across its end.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
         return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
@@ -180,48 +182,51 @@ class Ring:
 
         Both limits are below the number of slots.
         """
-        if before + after > _MAX_GATHERED_STEPS:  # for many steps a pass over all slots is faster
+        # For many steps, a pass over all slots is faster.
+        if before + after > _MAX_GATHERED_STEPS:
             return self.count_preceding(slots).clamp(max=before), self.count_following(slots).clamp(max=after)
         # Two episodes are always separated by a row that is not a transition.
-        at = self.shift(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
-        is_step = self.kind_at(at) == TRANSITION
+        nearby_slots = self.shift(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
+        is_step = self.kind_at(nearby_slots) == TRANSITION
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
     def _distance_to_stop(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Return the distance from index `place` of `stops` back to the nearest stop, in the column of each slot."""
         places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
-        last = torch.where(stops, places, -1).cummax(0).values
-        return place - last[place, slots % self.num_envs]
+        last_stop = torch.where(stops, places, -1).cummax(0).values
+        return place - last_stop[place, slots % self.num_envs]
 
     def following_slots(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the flat slots of rows and of the `count` rows after each [count + 1, B].
+        """Return the flat slots [count + 1, B] of the rows `ids` and of the `count` rows after each.
 
-        Also return a mask [count, B] of the rows, without the last, that are not transitions.
+        Also return a mask [count, B] of the rows that are not transitions; the last row of each column is left out.
         """
         offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
-        run = (ids + offsets) % self.size
-        return run, self.kind_at(run[:-1]) != TRANSITION
+        slots = (ids + offsets) % self.size
+        return slots, self.kind_at(slots[:-1]) != TRANSITION
 
     def sequence_slots(self, ids: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
-        """Return the flat slots [B, before + after] of packed sequences.
+        """Return the flat slots [B, before + after] of packed sequences, which end with padding of -1.
 
-        A sequence has up to `before` steps before its row, the row, up to `after` - 1 steps after it, and then -1.
+        A sequence has up to `before` steps before its row, the row, and up to `after` - 1 steps after its row. With
+        `cross`, a sequence continues in the next episode.
         """
         if not before and not cross:
-            run, is_no_step = self.following_slots(ids, min(after, self.slots))
-            steps = run[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
+            slots, is_no_step = self.following_slots(ids, min(after, self.slots))
+            steps = slots[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
             return pad(steps, (0, after - self.slots), value=-1) if after > self.slots else steps.contiguous()
-        row_spacing = 3 if cross else 1  # at most two rows separate episodes: a reset and a cut
+        # At most two rows separate episodes: a reset and a cut.
+        row_spacing = 3 if cross else 1
         back, ahead = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
         offsets = count_from(-back * self.num_envs, ahead * self.num_envs + 1, self.num_envs, ids.device)
         nearby_ids = ids.unsqueeze(1) + offsets
-        at = nearby_ids % self.size
-        is_step = self.kind_at(at) == TRANSITION
+        nearby_slots = nearby_ids % self.size
+        is_step = self.kind_at(nearby_slots) == TRANSITION
         if cross:
             next_id = torch.add(self.first_ids[0], self.head, alpha=self.num_envs)[ids % self.num_envs].unsqueeze(1)
             is_step &= (nearby_ids < next_id) & (nearby_ids >= next_id - self.size)
         else:
-            episode = (self.first.view(-1)[at] >= is_step).cumsum(1)
+            episode = (self.first.view(-1)[nearby_slots] >= is_step).cumsum(1)
             is_step &= episode == episode[:, back : back + 1]
         number = is_step.cumsum(1)
         own = number[:, back : back + 1]
@@ -229,7 +234,7 @@ class Ring:
         is_step &= (place >= 0) & (number < own + after)
         padding_position = before + after
         windows = torch.full((len(ids), padding_position + 1), -1, device=ids.device)
-        return windows.scatter_(1, torch.where(is_step, place, padding_position), at)[:, :-1]
+        return windows.scatter_(1, torch.where(is_step, place, padding_position), nearby_slots)[:, :-1]
 
     def recover(self) -> None:
         """Restore a valid ring after a process died while it held the lock.
@@ -238,29 +243,33 @@ class Ring:
         are dropped. Rows before a missing row are dropped too: the process died during `clear`.
         """
         assert self.journal is not None
-        before = (self.journal - 1).clamp(min=0)
-        torn = self.journal > 0
-        self.roll_back(torch.where(torn, before // 2, self.head), torn & (before % 2 > 0), torn, MAX_ROWS_PER_STEP)
+        old_state = (self.journal - 1).clamp(min=0)
+        is_torn = self.journal > 0
+        old_head, was_open = torch.where(is_torn, old_state // 2, self.head), is_torn & (old_state % 2 > 0)
+        self.roll_back(old_head, was_open, is_torn, MAX_ROWS_PER_STEP)
         self.journal.zero_()
 
-    def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
-        """Roll the environments `where` back to earlier heads [N]; up to `reach` rows may have been written since."""
+    def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, max_new_rows: int) -> None:
+        """Roll the environments in the mask `where` [N] back to earlier heads [N].
+
+        Up to `max_new_rows` rows per environment may have been written since, over the oldest rows, which are dropped.
+        """
         kind = self.kind.view(-1)
         pending = self.flat_slots(head, self.first_ids[0])
         kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)
         self.head.copy_(torch.where(where, head + was_open.long(), self.head))
         self.open &= ~where
         self.resetting &= ~where
-        self.drop_before(torch.where(where, self.head + reach - self.slots, 0))
+        self.drop_before(torch.where(where, self.head + max_new_rows - self.slots, 0))
 
-    def drop_before(self, below: torch.Tensor) -> None:
-        """Drop all rows before `below` [N] or before a missing row, and final rows that no transition precedes."""
+    def drop_before(self, first_kept: torch.Tensor) -> None:
+        """Drop the rows before `first_kept` [N] or before a missing row, and final rows that no transition precedes."""
         row, kind = self.row_numbers(), self.kind
-        missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
-        below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
-        loses_rows = below > self.floor
+        is_missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, first_kept))
+        first_kept = torch.maximum(first_kept, torch.where(is_missing, row + 1, 0).amax(0))
+        loses_rows = first_kept > self.floor
         row_after_newest = self.newest_rows() + 1
-        first_rows = torch.where((row >= below) & (kind != FINAL), row, row_after_newest).amin(0)
+        first_rows = torch.where((row >= first_kept) & (kind != FINAL), row, row_after_newest).amin(0)
         self.floor.copy_(torch.where(loses_rows, torch.minimum(first_rows, self.head), self.floor))
         # The first remaining rows may need frames of dropped rows.
         lacks_frames = loses_rows & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
@@ -269,9 +278,9 @@ class Ring:
         kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
         self.count.copy_((kind == TRANSITION).sum(0))
 
-    def exclude(self, torn: torch.Tensor) -> None:
-        """Make the rows marked by `torn` [S, N] history: never drawn, but kept as next observations of other rows."""
-        self.kind.copy_(torch.where(torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
+    def exclude(self, is_torn: torch.Tensor) -> None:
+        """Make the rows in a mask [S, N] history: never drawn, but kept as next observations of other rows."""
+        self.kind.copy_(torch.where(is_torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
 
     def cut(self, envs: torch.Tensor | None = None, on_complete: Callable[[], None] | None = None) -> None:
@@ -281,14 +290,14 @@ class Ring:
         """
         env = self.first_ids[0] if envs is None else envs
         kind, head, is_open = self.kind.view(-1), self.head[env], self.open[env]
-        pending, after = self.flat_slots(head, env), head + is_open.long()
-        ended = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
+        pending, next_head = self.flat_slots(head, env), head + is_open.long()
+        final_kind = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
 
         def change() -> None:
             if self.journal is not None:
                 self.journal[env] = 1 + 2 * head + is_open
-            kind[pending] = ended
-            self.head[env] = after
+            kind[pending] = final_kind
+            self.head[env] = next_head
             self.open[env] = False
             self.resetting[env] = False
             if self.journal is not None:
@@ -303,12 +312,12 @@ class Ring:
         return MAX_ID // self.num_envs - int(self.head.max())
 
     def require_rows_left(self, steps: int) -> int:
-        """Return `rows_left`; raises if they do not suffice for `steps` steps."""
-        remaining = self.rows_left()
-        if remaining < MAX_ROWS_PER_STEP * steps:
-            got = f"room for {remaining} rows per environment"
+        """Return `rows_left`; raises if the ids do not suffice for `steps` steps."""
+        rows_left = self.rows_left()
+        if rows_left < MAX_ROWS_PER_STEP * steps:
+            got = f"room for {rows_left} rows per environment"
             raise OverflowError(explain("add", "ids below 2^63", got, "Make a new buffer."))
-        return remaining
+        return rows_left
 
     def clear(self) -> None:
         """Delete every row; ids and pending resets continue."""
@@ -317,9 +326,32 @@ class Ring:
         self.floor.copy_(self.head)
         self.open.zero_()
 
+    def load_state(self, saved: SnapshotReader) -> None:
+        """Restore the state of a ring of the same size."""
+        for name, (shape, dtype) in Ring.state_specs(self.slots, self.num_envs).items():
+            saved.require(name, shape, dtype)
+        check_ring(*(saved.tensor(name) for name in ("kind", "head", "count", "floor")))
+        saved.copy_into(self.state)
+
+
+def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floor: torch.Tensor) -> None:
+    """Verify untrusted state of a ring: a wrong kind or row number could address memory outside the ring."""
+    host_kind, host_head, host_count, host_floor = map(on_host, (kind, head, count, floor))
+    max_row = (1 << 62) // (2 * len(host_head))
+    num_transitions = np.count_nonzero(host_kind == TRANSITION, axis=0)
+    for name, is_valid, got, expected in (
+        ("kind", host_kind <= HISTORY, host_kind, f"a kind of 0 to {HISTORY}"),
+        ("head", (host_head >= 0) & (host_head < max_row), host_head, f"a row of 0 to {max_row}"),
+        ("floor", (host_floor >= 0) & (host_floor <= host_head), host_floor, "a row of 0 to the head"),
+        ("count", host_count == num_transitions, host_count, "the number of transitions"),
+    ):
+        if not bool(is_valid.all()):
+            place = np.argwhere(~is_valid)[0].tolist()
+            raise Node(f"state: ring.{name}{place}", got[tuple(place)].item()).error(expected)
+
 
 class HostRing:
-    """One column with its head on the host: the newest `capacity` rows, row r at slot r mod `capacity`."""
+    """A ring of one column whose head is a Python int: the newest `capacity` rows, row r at slot r mod `capacity`."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -334,11 +366,9 @@ class HostRing:
         return max(self.floor, self.head - self.capacity)
 
     def __len__(self) -> int:
-        """Return the number of stored rows."""
         return self.head - self.oldest
 
     def slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the slots of rows."""
         return rows % self.capacity
 
     def next_slots(self, count: int) -> list[tuple[slice, slice]]:
@@ -357,26 +387,3 @@ class HostRing:
     def clear(self) -> None:
         """Delete every row; row numbers continue."""
         self.floor = self.head
-
-
-def load_ring(ring: Ring, saved: SnapshotReader) -> None:
-    """Restore a ring of the same size."""
-    for name, (shape, dtype) in Ring.forms(ring.slots, ring.num_envs).items():
-        saved.require(name, shape, dtype)
-    check_ring(*(saved.tensor(name) for name in ("kind", "head", "count", "floor")))
-    saved.copy_into(ring.state)
-
-
-def check_ring(*state: torch.Tensor) -> None:
-    """Verify kind, head, count and floor of untrusted state: a wrong one could address memory outside the ring."""
-    kind, head, count, floor = map(on_host, state)
-    max_row = (1 << 62) // (2 * len(head))
-    for name, right, got, expected in (
-        ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
-        ("head", (head >= 0) & (head < max_row), head, f"a row of 0 to {max_row}"),
-        ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
-        ("count", count == np.count_nonzero(kind == TRANSITION, axis=0), count, "the number of transitions"),
-    ):
-        if not bool(right.all()):
-            place = np.argwhere(~right)[0].tolist()
-            raise Node(f"state: ring.{name}{place}", got[tuple(place)].item()).error(expected)

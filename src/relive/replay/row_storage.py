@@ -11,7 +11,7 @@ import torch
 from relive.checkpoint.snapshot import Rows, SnapshotReader, State
 from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import add_axes
-from relive.replay.ring import EMPTY, Ring, load_ring
+from relive.replay.ring import EMPTY, Ring
 from relive.schema.conversion import (
     alias_memory,
     as_indexable,
@@ -43,6 +43,7 @@ class RowStorage:
         self.stores_next_obs = stores_next_obs
         """Whether next observations are stored explicitly; rows then have no order."""
         self.next_step = next_step
+        """Whether the step after the end of an episode only resets its environment (NEXT_STEP)."""
         self.same_step = same_step
         """Whether environments reset in the step that ends an episode (SAME_STEP)."""
         self.has_stats = has_stats
@@ -72,7 +73,13 @@ class RowStorage:
         """Two checksums per row: of its observation, and of its other leaves with its number. None without a disk."""
         self.mutable = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Mutable))
         """Indices of mutable leaves."""
-        self.rewriting, self.rewritten = self._write_back_arrays()
+        has_journal = bool(self.mutable) and allocator.persistent
+        num_words = 1 + -(-sum(self.leaves[i][0, 0].nbytes for i in self.mutable) // 8)
+        self.rewrite_journal = allocator.allocate("ring.rewriting", (num_words,), torch.int64) if has_journal else None
+        """The unfinished rewrite of a row, which recovery completes; None if no rewrite can be interrupted."""
+        has_checksums = has_journal and allocator.durable
+        self.mutable_checksums = allocator.allocate("ring.rewritten", shape, torch.int64) if has_checksums else None
+        """Checksum of the mutable leaves of each row [S, N]; None without mutable leaves or without a disk."""
         self.num_invalid_stacks = allocator.allocate("broken", (), torch.int64)
         """Number of frame stacks that cannot be rebuilt, counted on devices where raising would synchronise."""
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -80,27 +87,18 @@ class RowStorage:
         self.unknown_envs = torch.zeros((), dtype=torch.int64, device=self.device)
         """Number of skipped steps with invalid `env_ids` on the device."""
         self._caller_fields = tuple(map(caller_field, schema.fields))
-        """The fields of leaves as callers pass them."""
+        """Fields of the leaves as callers pass them, with frame stacks."""
         self._caller_shapes = tuple((*self.leading_shape, *field.shape) for field in self._caller_fields)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
-        """The addresses of `tensors`, for native kernels."""
+        """Addresses of `tensors`, for native kernels."""
         self.memory_ranges = tuple(
-            (at, at + x.nbytes) for at, x in zip(self.addresses, self.tensors, strict=True) if at
+            (address, address + x.nbytes) for address, x in zip(self.addresses, self.tensors, strict=True) if address
         )
-        """The memory of `tensors`, which no caller may pass as `out`."""
-
-    def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Allocate the journal of rewrites and the checksums [S, N] of mutable leaves; None if not needed."""
-        allocator, nbytes = self.allocator, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
-        has_journal = bool(self.mutable) and allocator.persistent
-        journal = allocator.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if has_journal else None
-        has_checksums = has_journal and allocator.durable
-        shape = tuple(self.ring.kind.shape)
-        return journal, allocator.allocate("ring.rewritten", shape, torch.int64) if has_checksums else None
+        """First and end address of each of `tensors`, which `out` of a caller must not overlap."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All tensors of rows and ring."""
+        """All tensors of the rows and of the ring."""
         return *self.leaves, *self.next_leaves, *self.ring.state.values()
 
     @property
@@ -114,44 +112,42 @@ class RowStorage:
         return terminated, truncated
 
     def shared_leaves(self) -> dict[Path, torch.Tensor]:
-        """Return the leaves by path, for callers."""
+        """Return tensors that share the memory of the leaves, by path, for callers."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
-        # `next_leaves` is empty if next observations are shared.
-        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))
+        if self.stores_next_obs:
+            leaves |= dict(zip(self.next_paths, self.next_leaves, strict=True))
         return {path: alias_memory(leaf) for path, leaf in leaves.items()}
 
     def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
-        """Return the bits of a leaf at flat slots, with frame stacks rebuilt."""
+        """Return the values of a leaf at flat slots as ints of the same size; frame stacks are rebuilt."""
         if leaf in self.stacked:
             return as_indexable(self.rebuild_stacks(leaf, slots))
         return as_indexable(self.leaves[leaf].flatten(0, 1))[slots]
 
     def rebuild_stacks(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
-        """Rebuild the frame stacks of a leaf at flat slots; -1 gives zeros."""
+        """Rebuild the frame stacks of a leaf at flat slots from single frames; zeros where a slot is -1."""
         ring, field = self.ring, self.schema.fields[leaf]
         assert isinstance(field, Stacked)
-        frames, first = as_indexable(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
-        at, missing = slots.clamp(min=0), slots < 0
-        parts, has_started = [frames[at]], torch.zeros_like(missing)
+        column, first = as_indexable(self.leaves[leaf].flatten(0, 1)), ring.first.view(-1)
+        frame_slots, is_padding = slots.clamp(min=0), slots < 0
+        frames, is_before_start = [column[frame_slots]], torch.zeros_like(is_padding)
         for _ in range(field.k - 1):
-            has_started = has_started | first[at]
-            at = torch.where(has_started, at, ring.shift(at, -1))
-            frame = frames[at]
-            parts.append(frame if field.pad == "repeat" else frame.masked_fill(add_axes(has_started, frame), 0))
-        stack = torch.stack(parts[::-1], 1 + field.axis)
-        return stack.masked_fill(add_axes(missing, stack), 0).view(field.dtype)
+            is_before_start = is_before_start | first[frame_slots]
+            frame_slots = torch.where(is_before_start, frame_slots, ring.shift(frame_slots, -1))
+            frame = column[frame_slots]
+            frames.append(frame if field.pad == "repeat" else frame.masked_fill(add_axes(is_before_start, frame), 0))
+        stack = torch.stack(frames[::-1], 1 + field.axis)
+        return stack.masked_fill(add_axes(is_padding, stack), 0).view(field.dtype)
 
-    # Converting a caller's values
-
-    def convert_leaf(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
-        """Convert a value to a tensor `[*lead, …]` of its leaf's shape and dtype; raises a SchemaError."""
-        where = prefix + path_name(self.schema.paths[leaf])
-        return convert(where, self._caller_fields[leaf], value, lead, self.device, overflowed=self.overflowed)
+    def convert_leaf(self, leaf: int, value: Any, leading_shape: tuple[int, ...], prefix: str = "") -> torch.Tensor:
+        """Convert a value to a tensor `[*leading_shape, …]` of its leaf's shape and dtype; raises a SchemaError."""
+        where, field = prefix + path_name(self.schema.paths[leaf]), self._caller_fields[leaf]
+        return convert(where, field, value, leading_shape, self.device, overflowed=self.overflowed)
 
     def step_shape(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
         """Return the leading shape of a step, or of a block of steps, for all environments or for `envs`."""
-        lead = self.leading_shape if envs is None else (len(envs),)
-        return lead if steps is None else (steps, *lead)
+        leading_shape = self.leading_shape if envs is None else (len(envs),)
+        return leading_shape if steps is None else (steps, *leading_shape)
 
     def can_store_directly(self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...]) -> bool:
         """Whether a step of all environments can be stored without conversion."""
@@ -167,26 +163,32 @@ class RowStorage:
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Convert all leaves of a step or a block, and the leaves of its next observations."""
-        lead = self.step_shape(envs, steps)
+        leading_shape = self.step_shape(envs, steps)
         obs_and_next = [leaves[i] for i in self.obs_leaves], next_leaves
         if steps is None:
             refuse_reused_leaves(self.schema, *obs_and_next)
-        else:  # a block cut from one array shares obs with the next_obs of other steps: compare the first row only
+        else:
+            # In a block cut from one array, `obs` shares memory with the `next_obs` of other steps, so only the first
+            # rows are compared.
             refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in obs_and_next))
-        converted = tuple(self.convert_leaf(i, value, lead) for i, value in enumerate(leaves))
+        converted = tuple(self.convert_leaf(i, value, leading_shape) for i, value in enumerate(leaves))
         converted_next_leaves = tuple(
-            self.convert_leaf(i, value, lead, "next_") for i, value in zip(self.obs_leaves, next_leaves, strict=True)
+            self.convert_leaf(i, value, leading_shape, "next_")
+            for i, value in zip(self.obs_leaves, next_leaves, strict=True)
         )
-        if steps is None:  # checked again: the memory of some objects is known only after conversion
+        if steps is None:
+            # The memory of some objects is known only after their conversion, so it is compared again.
             refuse_reused_leaves(self.schema, [converted[i] for i in self.obs_leaves], converted_next_leaves)
         return converted, converted_next_leaves
 
     def make_stack_error(self, leaf: int) -> SchemaError:
-        """Make the error for a frame stack that cannot be rebuilt. A `leaf` past the last one is a next observation."""
-        count = len(self.leaves)
-        is_next = leaf >= count
-        at = self.obs_leaves[leaf - count] if is_next else leaf
-        where = ("next_" if is_next else "") + path_name(self.schema.paths[at])
+        """Make the error for a frame stack that cannot be rebuilt.
+
+        `leaf` counts all leaves, and after these the leaves of the next observation.
+        """
+        is_next = leaf >= len(self.leaves)
+        obs_leaf = self.obs_leaves[leaf - len(self.leaves)] if is_next else leaf
+        where = ("next_" if is_next else "") + path_name(self.schema.paths[obs_leaf])
         expected = (
             "obs one frame later" if is_next else "the stored frames, or an episode's first frame and its padding"
         )
@@ -201,22 +203,22 @@ class RowStorage:
         """Return the state to save: the ring, the pending observations and mutable leaves."""
         pending = self.ring.pending_slots()
         columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.obs_leaves}
-        # Zeros in an empty slot: after `clear()` it holds bytes of a deleted row, which a loaded buffer does not have.
+        # An empty slot is saved as zeros: after `clear()` it holds bytes of a deleted row, which a loaded buffer lacks.
         is_empty = self.ring.kind_at(pending) == EMPTY
         pending_bits = {name: as_indexable(column)[pending] for name, column in columns.items()}
         pending_obs = {
             name: bits.masked_fill_(add_axes(is_empty, bits), 0).view(columns[name].dtype)
             for name, bits in pending_bits.items()
         }
-        parts = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}
-        if self.mutable:  # without mutable leaves the entry is omitted, as in older checkpoints
-            parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
-        return State.of_parts(parts)
+        states = {"ring": ({"broken": int(self.num_invalid_stacks)}, self.ring.state), "pending": ({}, pending_obs)}
+        if self.mutable:
+            states["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
+        return State.of_parts(states)
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state."""
         ring = self.ring
-        load_ring(ring, saved.part("ring"))
+        ring.load_state(saved.part("ring"))
         self.num_invalid_stacks.fill_(saved.part("ring").values.entry("broken").integer())
         pending, pending_obs = ring.pending_slots(), saved.part("pending")
         for i in self.obs_leaves:
@@ -228,7 +230,7 @@ class RowStorage:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def complete_rows(self) -> Rows:
-        """Return the complete rows, without mutable leaves: no later write modifies them."""
+        """Return the complete rows without their mutable leaves, so that no later write modifies them."""
         tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves) if i not in self.mutable}
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
         ring = self.ring
