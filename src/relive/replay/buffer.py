@@ -1,4 +1,4 @@
-"""The off-policy buffer: stores the newest transitions of every environment; a sampler and a view make the batches."""
+"""The off-policy buffer: stores the newest transitions of every environment, and reads batches by sampler and view."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ from relive.storage.codec import Node
 from relive.storage.disk import disk_memory
 
 _NO_MEASUREMENTS: Mapping[str, Any] = {}
+"""The metrics and reasons of a step that was not added by `add_step`."""
 _MAX_UNCHECKED_BYTES = 1 << 28
 """Batches up to this size are read without checking the free memory."""
 _MAX_VIEWS = 64
@@ -67,7 +68,7 @@ class ReplayBuffer(StateDictMixin):
 
     Samples equal the values that were added. If a step's `obs` equals the previous `next_obs` bit by bit, both share
     one copy; if it differs, the episode is cut there and the older row keeps its own `next_obs`. `Stacked` observations
-    must start at an episode's first step, also after `clear()` and `cut()`: older frames are not known otherwise.
+    must start at an episode's first step, also after `clear()` and `cut()`, because older frames are unknown.
 
     Args:
         capacity: total number of rows, a multiple of `num_envs`.
@@ -100,7 +101,8 @@ class ReplayBuffer(StateDictMixin):
     """
 
     @suggests_keywords
-    @torch.inference_mode(False)  # inference tensors could not be written outside inference mode
+    # Inference tensors could not be written outside inference mode.
+    @torch.inference_mode(False)
     def __init__(
         self, capacity: int, obs: Declaration, action: Declaration, *, num_envs: int | None = None,
         reward: Declaration = (), extra: Mapping[str, Declaration] | None = None, sampler: Sampler | None = None,
@@ -117,10 +119,10 @@ class ReplayBuffer(StateDictMixin):
         self._is_plain = settings.is_plain
         allocator = settings.memory.open(self)
         self.storage: Backend = settings.make_backend(allocator)
-        """The rows, and the kernels that write, draw and read them."""
+        """The stored rows, and the kernels that write, draw and read rows."""
         counters = self._observers.native
         self._counts_natively = counters is not None and self.storage.attach_counters(counters)
-        """Whether the native core updates the statistics in the call that writes."""
+        """Whether the native core updates the statistics when it writes rows."""
         self._plans_counts = bool(self._observers.observed_leaves) and not self._counts_natively
         self._random = self.storage.make_random(seed)
         self._input = StepInput(self.storage.rows)
@@ -130,9 +132,9 @@ class ReplayBuffer(StateDictMixin):
             self.storage.track_changes()
         self._is_uniform = isinstance(self.sampler, Uniform)
         self._max_row_bytes = 2 * self.nbytes // self.storage.num_slots + 64
-        """Maximum bytes of one row of a batch: two observations and computed fields."""
+        """Estimate of the bytes of one row in a batch: two observations and computed fields."""
         self._views: dict[View | None, tuple[PlanReader, Finish | None]] = {}
-        """Cached readers of views, with the `finish` method of each view."""
+        """Cached reader of each view, and the view's `finish` method."""
         self._follows_writes = self.sampler.follows_writes
         shared = allocator if allocator.persistent else LocalAllocator(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
@@ -175,7 +177,7 @@ class ReplayBuffer(StateDictMixin):
         reward: Declaration = (), extra: Mapping[str, Declaration] | None = None,
         next_obs: Literal["shared", "stored"] = "shared",
     ) -> int:  # fmt: skip
-        """Return the number of bytes that a buffer with these arguments would allocate."""
+        """Return the number of bytes of the rows of a buffer with these arguments."""
         return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
     @property
@@ -218,7 +220,7 @@ class ReplayBuffer(StateDictMixin):
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None, *,
         env_ids: Any = None, **extra: Any,
     ) -> None:  # fmt: skip
-        """Store one step of Gymnasium: `step = env.step(action)`, taken in the state `obs`.
+        """Store one step of a Gymnasium environment: `step = env.step(action)`, after the observation `obs`.
 
         The true next observation at the end of an episode is looked up according to the autoreset mode. With `env_ids`,
         the step's arrays and info masks have one row per environment in `env_ids`.
@@ -234,12 +236,12 @@ class ReplayBuffer(StateDictMixin):
             self._write(leaves, next_leaves, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
-        """Copy some fields of the next step now, before the environment overwrites them; `add` passes the rest."""
+        """Copy some fields of the next step before the environment overwrites their memory; `add` passes the rest."""
         with self._lock:
             self._input.stage(fields)
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
-        """Store a block: `[T, N]` (or `[T]`) steps in time order, or `[B]` unordered ones with next_obs="stored"."""
+        """Store steps `[T, N]` (or `[T]`) in time order, or, with next_obs="stored", unordered steps `[B]`."""
         if self.storage.warning is not None:
             self._issue_warning()
         with self._lock:
@@ -361,7 +363,7 @@ class ReplayBuffer(StateDictMixin):
             count()
 
     def _issue_warning(self) -> None:
-        """Issue a pending warning about earlier steps before a call changes anything."""
+        """Issue the warning about earlier steps, if there is one; called before a call changes anything."""
         message, self.storage.warning = self.storage.warning, None
         if message is not None:
             warn_user(message)
@@ -381,7 +383,7 @@ class ReplayBuffer(StateDictMixin):
             self._issue_warning()
         reader, finish = self._get_reader(view)
         if reader.copies_unlocked and finish is None and out is None and self.sampler.independent:
-            # Other processes would wait for the lock: rows are copied without it and verified afterwards.
+            # Rows are copied without the lock, for which other processes may wait, and verified afterwards.
             batch = reader.sample_unlocked(batch_size, self.sampler, self._lock)
             if batch is not None:
                 return batch if target is None else to_device(batch, target)
@@ -396,7 +398,7 @@ class ReplayBuffer(StateDictMixin):
     def _sample(
         self, count: int, reader: PlanReader, finish: Finish | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
-        """Reserve memory, draw rows, and read them. Only the `finish` of a view may fail after the draw."""
+        """Return a batch of rows. Memory is reserved first: only the `finish` of a view may fail after the draw."""
         self._require_rows(count, reader)
         if out is not None:
             return self._sample_into(out, count, reader, finish)
@@ -405,14 +407,15 @@ class ReplayBuffer(StateDictMixin):
             return assemble(leaves, leaves[INDEX].shape)
         reserved = reader.reserve_batch(count)
         slots, weight = self.sampler.choose(count)
-        if len(slots) != count:  # an epoch may end with fewer rows
+        # An epoch may end with fewer rows than requested.
+        if len(slots) != count:
             reserved = reader.reserve_batch(len(slots))
         return reader.fill_batch(reserved, slots, weight)
 
     def _sample_into(
         self, out: lazy.TensorDict, count: int, reader: PlanReader, finish: Finish | None
     ) -> lazy.TensorDict:
-        """Verify `out`, draw rows, and read them into `out`, or into its first rows if an epoch ends with fewer."""
+        """Read new rows into `out`, or into its first rows if an epoch ends; `out` is verified before the draw."""
         sampler, plan, targets = self.sampler, batch_plan(reader.plan, finish), {}
         if plan is None:
             refuse_shared_memory(out, self._memory_ranges())
@@ -428,11 +431,11 @@ class ReplayBuffer(StateDictMixin):
         return out
 
     def _memory_ranges(self) -> list[MemoryRange]:
-        """Return the memory of rows and of the sampler, which `out` must not overlap."""
+        """Return the addresses of the rows and of the sampler's arrays, which `out` must not overlap."""
         return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.own_arrays())]
 
     def _sample_leaves(self, count: int, view: View | None) -> Leaves:
-        """Draw and read the leaves of a batch, for a Mixture. The caller holds the lock."""
+        """Return the leaves of a batch, for a Mixture. The caller holds the lock."""
         reader, finish = self._get_reader(view)
         self._require_rows(count, reader)
         return self._read(*self.sampler.choose(count), reader, finish)
@@ -472,7 +475,7 @@ class ReplayBuffer(StateDictMixin):
         return bound
 
     def update_priority(self, index: Any, priority: Any) -> int:
-        """Set the priorities of the rows `index` (of a batch); returns how many were overwritten meanwhile and skipped.
+        """Set the priorities of the rows `index` (of a batch); returns how many overwritten rows were skipped.
 
         For all steps of sequences, pass "step_index" [B, L] and priorities of this shape; -1 is skipped. If an index
         occurs twice, the last priority is used. On other devices than the CPU the returned number is a tensor on the
@@ -487,7 +490,7 @@ class ReplayBuffer(StateDictMixin):
     def write(self, index: Any, **fields: Any) -> int:
         """Overwrite `Mutable` fields of the rows `index` (of a batch).
 
-        Returns how many rows were overwritten by newer steps meanwhile and skipped. For all steps of sequences, pass
+        Returns how many rows were skipped because newer steps had overwritten them. For all steps of sequences, pass
         "step_index" [B, L] and values [B, L, …]; -1 is skipped. If an index occurs twice, the last value is used. An id
         that was never issued is an IndexError; a call that raises has written nothing. If the process is killed, each
         row has either its old or its new values, also in shared memory and on disk. On other devices than the CPU the
@@ -501,7 +504,7 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def is_open(self) -> torch.Tensor:
-        """Mask of environments [N] inside an episode: their next step may continue from the last `next_obs`."""
+        """Mask [N] of the environments inside an episode, whose next step may continue from the last `next_obs`."""
         with self._lock:
             return self.storage.ring.open.clone()
 
@@ -514,13 +517,14 @@ class ReplayBuffer(StateDictMixin):
     _loop_over = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."
 
     def read(self, index: Any, view: View | None = None) -> lazy.TensorDict:
-        """Read the rows `index` [B] by `view`, as `sample` does with the rows that the sampler chose."""
+        """Read the rows `index` [B] by `view`, as `sample` reads the rows that the sampler chose."""
         import_tensordict()
         with self._lock:
             reader, finish = self._get_reader(view)
             ids = convert_row_ids(index, self.device)
             slots = self.storage.locate(ids)
-            if len(slots) and int(slots.min()) < 0:  # takes half the time of (slots < 0).any()
+            # The minimum takes half the time of (slots < 0).any().
+            if len(slots) and int(slots.min()) < 0:
                 stale_id = int(ids[slots < 0][0])
                 raise IndexError(explain("index", "stored rows", f"{stale_id}, which was overwritten", "Sample again."))
             leaves = self._read(slots, None, reader, finish)
@@ -534,7 +538,7 @@ class ReplayBuffer(StateDictMixin):
     def episodes(self) -> Iterator[lazy.TensorDict]:
         """Iterate over the stored episodes, oldest first, each a TensorDict `[T]` in time order.
 
-        An episode is read when the iterator reaches it; rows that were overwritten by then are left out.
+        Each episode is read when the iterator reaches it, without rows that were overwritten meanwhile.
         """
         import_tensordict()
         with self._lock:
@@ -551,7 +555,7 @@ class ReplayBuffer(StateDictMixin):
 
     @property
     def columns(self) -> lazy.TensorDict:
-        """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" if it is stored explicitly.
+        """All slots as a TensorDict `[slots, num_envs]`, with "next_obs" if next observations are stored explicitly.
 
         Row r of an environment is at slot r mod slots; unused slots hold zeros or older rows. For learning, use
         `sample`. Sharing it with another process (`share_memory_`, a torch.multiprocessing queue) makes a copy.
@@ -563,7 +567,7 @@ class ReplayBuffer(StateDictMixin):
     @classmethod
     @torch.inference_mode(False)
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
-        """Make an empty buffer from a saved config; `changes` (device, sampler) that are not None override it."""
+        """Make an empty buffer from a saved config; `changes` (device, sampler) other than None override the config."""
         arguments = saved_arguments(config, saved, changes)
         require_saved_sizes(arguments, saved)
         replay = cls(**arguments)
@@ -587,7 +591,7 @@ class ReplayBuffer(StateDictMixin):
             raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
     def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as JSON. Needs no arrays."""
+        """Return the constructor's arguments as JSON."""
         return self.settings.config()
 
     def state(self) -> State:
@@ -604,7 +608,7 @@ class ReplayBuffer(StateDictMixin):
         return {"random": self._random, "listeners": self._observers, "staged": self._input}
 
     def rows(self) -> Rows:
-        """Return the rows to save: complete transitions, which are never modified."""
+        """Return the rows to save: complete transitions without mutable fields, which no write modifies."""
         return self.storage.rows.complete_rows()
 
     def load_state(self, saved: SnapshotReader) -> None:
@@ -627,8 +631,8 @@ class ReplayBuffer(StateDictMixin):
     def check(self) -> None:
         """Verify every invariant and raise an InvariantError for the first violation; changes nothing.
 
-        On other devices than the CPU, invalid steps cannot be refused without waiting: they are reported here, and
-        `DataWarning`s are issued here. In disk memory, every row is compared with its checksum.
+        On other devices than the CPU, `add` cannot refuse invalid steps without waiting, so `check` reports invalid
+        steps and issues `DataWarning`s. In disk memory, every row is compared with its checksum.
         """
         self._issue_warning()
         with self._lock, self._in_order():

@@ -1,14 +1,15 @@
-"""Continuity of steps: whether each `obs` continues the previous `next_obs`. Suspicious data is a `DataWarning`.
+"""Continuity of steps: whether each `obs` equals the previous `next_obs`. Suspicious data is a `DataWarning`.
 
 *Cuts*: of at least 64 steps that follow no end, more than half do not start at the previous `next_obs`. *Resets*: at
 least 8 ends, and the `next_obs` of each equals the first observation of the next episode but not its own `obs`. A
-truncated end counts only if its `next_obs` differs from that observation, or under SAME_STEP, since an episode may
-simply continue after it. Episodes of one step do not count: a bandit may pass the next context. *Restarts*: an
-environment was reset without `cut()` although most steps are continuous: either the reset step (NEXT_STEP) does not
-start with the last observation, or the buffer has statistics and an unfinished episode is not continued.
+truncated end counts only if its `next_obs` differs from that first observation, or under SAME_STEP, since the episode
+may simply continue after the truncation. Episodes of one step do not count, because a bandit may pass the next context.
+*Restarts*: an environment was reset without `cut()` although most steps are continuous: either the reset step
+(NEXT_STEP) does not start with the last observation, or the buffer has statistics and an unfinished episode is not
+continued.
 
-The counts belong to the object that writes, not to the stored rows. They are updated by writes; the warning is issued
-at the start of the next call, before that call changes anything.
+The counts belong to the object that writes, not to the stored rows. Writes update the counts; the warning is issued at
+the start of the next call, before that call changes anything.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MIN_STEPS, MIN_ENDS = 64, 8
 
 @dataclass(frozen=True)
 class ContinuityStats:
-    """Counts of continuous and discontinuous steps."""
+    """Numbers of steps, ends and restarts that the warnings about continuity need."""
 
     followed: int = 0
     """Number of steps whose previous step did not end an episode."""
@@ -53,16 +54,15 @@ class ContinuityStats:
     def warnings(self) -> Iterator[tuple[str, str]]:
         """Yield (name, message) for every suspicious count."""
         if self.followed >= MIN_STEPS and 2 * self.cut > self.followed:
-            yield "cuts", self.cut_warning()
+            yield "cuts", self.make_cut_warning()
         if self.ended >= MIN_ENDS and self.reset == self.ended:
-            yield "resets", self.reset_warning()
+            yield "resets", self.make_reset_warning()
         if self.restarted and 2 * self.cut < self.followed:
-            yield "restarts", self.restart_warning()
+            yield "restarts", self.make_restart_warning()
         if self.infinite:
-            yield "infinite", self.reward_warning()
+            yield "infinite", self.make_reward_warning()
 
-    def cut_warning(self) -> str:
-        """Return the message for data in which most steps cut their episode."""
+    def make_cut_warning(self) -> str:
         remedy = (
             "Assign obs = step[0] after every step. A step that starts elsewhere cuts its episode: it takes two rows, "
             "and n-step returns and sequences stop there. Add "
@@ -72,8 +72,7 @@ class ContinuityStats:
         got = f"{self.cut:,} of {self.followed:,} that do not"
         return explain("obs", "steps that start where the step before led", got, remedy)
 
-    def reset_warning(self) -> str:
-        """Return the message for ends whose `next_obs` is a reset observation."""
+    def make_reset_warning(self) -> str:
         expected = "the observation that an episode ended with"
         got = f"the first one of the next episode at all {self.ended:,} ends"
         remedy = (
@@ -82,8 +81,7 @@ class ContinuityStats:
         )
         return explain("next_obs", expected, got, remedy)
 
-    def restart_warning(self) -> str:
-        """Return the message for resets without `cut()`."""
+    def make_restart_warning(self) -> str:
         remedy = (
             "Call cut() after env.reset(), also when a run is resumed: otherwise statistics join two episodes, and "
             "under NEXT_STEP the first step of an environment that was about to reset is dropped."
@@ -91,25 +89,24 @@ class ContinuityStats:
         got = f"{self.restarted:,} without an end or cut() that start elsewhere"
         return explain("obs", "steps that start where the step before led", got, remedy)
 
-    def reward_warning(self) -> str:
-        """Return the message for infinite or NaN rewards."""
+    def make_reward_warning(self) -> str:
         return infinite_rewards_message(self.infinite)
 
 
 @dataclass
 class ContinuityCounter:
-    """The counts of one buffer object, and the names of the warnings that it has already issued."""
+    """The counts of one buffer object, and the names of the warnings that were already issued."""
 
     is_on: bool
-    """Whether writes update the counts. On other devices `check()` counts the stored rows instead, to save launches."""
+    """Whether writes update the counts. If not, `check()` counts the stored rows: on devices this saves launches."""
     stats: ContinuityStats = field(default_factory=ContinuityStats)
-    issued: set[str] = field(default_factory=set)
+    issued_names: set[str] = field(default_factory=set)
 
     def next_warning(self, stats: ContinuityStats) -> str | None:
-        """Return the first new message; None if there is none."""
+        """Return the first message of `stats` that was not issued yet; None if there is none."""
         for name, message in stats.warnings():
-            if name not in self.issued:
-                self.issued.add(name)
+            if name not in self.issued_names:
+                self.issued_names.add(name)
                 return message
         return None
 
@@ -118,7 +115,7 @@ def step_continuity(
     rows: RowStorage, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
 ) -> ContinuityStats:  # fmt: skip
-    """Count a step of the environments `env` [K] before it is written. Used on the CPU only.
+    """Count the continuity of a step of the environments `env` [K], on the CPU, before the step is written.
 
     `head`, `is_open` and `resetting` [K] are the ring state of these environments.
     """
@@ -126,7 +123,7 @@ def step_continuity(
     if rows.stores_next_obs:
         return ContinuityStats()
     envs, heads, is_pending = env.numpy(), head.numpy(), is_open.numpy()
-    pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
+    pending, final = ((heads - age) % ring.slots * ring.num_envs + envs for age in (0, 1))
     continues_last = _equal_obs(rows, np.where(is_pending, pending, final), obs)
     follows = is_pending & ~(resetting.numpy() & rows.next_step)
     is_watched = is_pending if rows.has_stats else is_pending & ~follows
@@ -139,7 +136,7 @@ def step_continuity(
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:
-    """Count the stored steps. An intended `cut()` cannot be distinguished from other cuts."""
+    """Count the continuity of the stored steps. An intended `cut()` cannot be distinguished from other cuts."""
     ring = rows.ring
     if rows.stores_next_obs:
         return ContinuityStats()
@@ -162,15 +159,16 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
 
 
 def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> ContinuityStats:
-    counts = is_end & ~(leads_to_start & ~is_over)
-    return ContinuityStats(ended=int(counts.sum()), reset=int((counts & leads_to_start).sum()))
+    """Count the ends of episodes; an end after which the episode may simply continue is left out."""
+    is_counted = is_end & ~(leads_to_start & ~is_over)
+    return ContinuityStats(ended=int(is_counted.sum()), reset=int((is_counted & leads_to_start).sum()))
 
 
 def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return three masks for the steps before the slots `final`.
+    """Return three masks of the steps whose next observations are in the slots `final`.
 
-    They are True where the step ends an episode of several steps, where it is terminated, and where its `next_obs`
-    differs from its `obs`.
+    The masks are True for the ends of episodes of several steps, for terminated steps, and for steps whose `next_obs`
+    differs from their `obs`.
     """
     ring = rows.ring
     last_steps = (final - ring.num_envs) % (ring.slots * ring.num_envs)
@@ -185,7 +183,7 @@ def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
-    """Return a mask of flat slots whose observations equal `obs` bit by bit."""
+    """Return a mask of the flat slots whose observations equal `obs` bit by bit."""
     is_equal = np.ones(len(slots), bool)
     for i, leaf_obs in zip(rows.obs_leaves, obs, strict=True):
         is_equal &= (_bytes_at(rows, slots, i) == _as_bytes(leaf_obs, len(slots))).all(1)
@@ -202,6 +200,6 @@ def _bytes_at(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
 def _as_bytes(tensor: torch.Tensor, items: int) -> np.ndarray:
     """Return the bytes of a tensor as an array [items, bytes] on the host."""
     tensor = tensor.cpu().contiguous()
-    # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
+    # `as_strided` is needed because an axis of length 1 may have any stride, which `view(dtype)` rejects.
     flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return flat.reshape(items, flat.size // max(items, 1))

@@ -1,4 +1,4 @@
-"""Rows by id: resolve "index" [B] and "step_index" [B, L], write to the rows, and sort all rows by time."""
+"""Rows by id: finding and rewriting the rows of "index" [B] or "step_index" [B, L], and sorting all rows by time."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from relive.schema.conversion import as_numpy_if_cpu, as_tensor, convert, conver
 from relive.schema.fields import Schema, mutable_schema
 
 NO_ROW = -1
-"""The entry of "step_index" for padding."""
+"""The id of padding in "step_index"."""
 
 
-def resolve_ids(backend: Backend, flat: torch.Tensor, *, padded: bool) -> torch.Tensor:
+def resolve_ids(backend: Backend, ids: torch.Tensor, *, padded: bool) -> torch.Tensor:
     """Return the flat slots of ids [K]; -1 for overwritten rows and, with `padded`, for the id -1, which is padding.
 
     Raises an IndexError for ids that were never issued.
     """
     if not padded:
-        return backend.locate(flat)
-    is_padding = flat == NO_ROW
+        return backend.locate(ids)
+    is_padding = ids == NO_ROW
     if backend.device.type != "cpu":
-        # Locates the padding too: a masked selection would synchronise to learn its size.
-        return backend.locate(flat).masked_fill(is_padding, -1)
-    slots = torch.full_like(flat, -1)
-    slots[~is_padding] = backend.locate(flat[~is_padding])
+        # Padding is located too, because selecting by a mask would synchronise.
+        return backend.locate(ids).masked_fill(is_padding, -1)
+    slots = torch.full_like(ids, -1)
+    slots[~is_padding] = backend.locate(ids[~is_padding])
     return slots
 
 
@@ -40,43 +40,43 @@ def _count_true(mask: torch.Tensor) -> Any:
 
 
 def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Flatten the ids `index` [B] or [B, L]; returns int64 [K] and their shape."""
+    """Return the ids `index` [B] or [B, L] as int64 [K], and their shape."""
     if not isinstance(index, torch.Tensor) or index.ndim != 1:
         index = as_tensor("index", index, device).to(device)
     ids = convert_row_ids(index.reshape(-1) if index.ndim == 2 else index, device)
     return ids, tuple(index.shape)
 
 
-def convert_rows(backend: Backend, lead: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
-    """Convert values of leaves, for ids of the shape `lead`, to tensors [K, …] of the fields' dtypes."""
+def convert_rows(backend: Backend, ids_shape: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+    """Convert values of leaves [*ids_shape, …] to tensors [K, …] of the fields' dtypes."""
     values = {}
     for i, value in leaves.items():
         field, where = backend.schema.fields[i], path_name(backend.schema.paths[i])
-        tensor = convert(where, field, value, lead, backend.device, unit="rows")
-        values[i] = tensor.reshape(math.prod(lead), *field.shape)
+        tensor = convert(where, field, value, ids_shape, backend.device, unit="rows")
+        values[i] = tensor.reshape(math.prod(ids_shape), *field.shape)
     return values
 
 
 def write_back(
-    backend: Backend, flat: torch.Tensor, lead: tuple[int, ...], leaves: Mapping[int, Any], *, padded: bool = False
+    backend: Backend, ids: torch.Tensor, ids_shape: tuple[int, ...], leaves: Mapping[int, Any], *, padded: bool = False
 ) -> Any:
     """Overwrite mutable leaves of the rows with ids [K]; returns how many rows were stale and skipped.
 
-    `lead` is the original shape of the ids. -1 is padding if `lead` is (B, L) or `padded` is true.
+    `ids_shape` is the caller's shape of the ids. The id -1 is padding if this shape is (B, L) or `padded` is true.
     """
-    padded = padded or len(lead) == 2
-    values = convert_rows(backend, lead, leaves)
+    padded = padded or len(ids_shape) == 2
+    values = convert_rows(backend, ids_shape, leaves)
     # Ids are resolved after the conversion, which may run a caller's code that adds rows.
-    slots = resolve_ids(backend, flat, padded=padded)
+    slots = resolve_ids(backend, ids, padded=padded)
     # An empty tensor may have arbitrary strides, which the native core rejects.
     if len(slots):
         backend.rewrite(slots, values)
     num_skipped = _count_true(slots < 0)
-    return num_skipped - _count_true(flat == NO_ROW) if padded else num_skipped
+    return num_skipped - _count_true(ids == NO_ROW) if padded else num_skipped
 
 
 def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
-    """Flatten fields to leaves by index in the schema; raises if one is not mutable."""
+    """Return the leaves of fields by their index in the schema; raises if a field is not mutable."""
     mutable = mutable_schema(schema)
     names = ", ".join(mutable.names) or "none is declared"
     if not fields:
@@ -94,16 +94,16 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
 
 
 def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
-    """Set the priorities of rows; returns how many rows were stale and skipped."""
-    flat, lead = flat_ids(index, backend.device)
-    padded = len(lead) == 2
-    rows = flat if sampler.updates_by_id else resolve_ids(backend, flat, padded=padded)
+    """Set the priorities of the rows `index`; returns how many rows were stale and skipped."""
+    ids, ids_shape = flat_ids(index, backend.device)
+    padded = len(ids_shape) == 2
+    rows = ids if sampler.updates_by_id else resolve_ids(backend, ids, padded=padded)
     if not padded:
         return sampler.update(rows, priority)
-    if tuple(priority.shape) != lead:
+    if tuple(priority.shape) != ids_shape:
         remedy = "Pass a priority for each step."
-        raise SchemaError(explain("priority", f"shape {lead}", tuple(priority.shape), remedy))
-    is_padding = flat == NO_ROW
+        raise SchemaError(explain("priority", f"shape {ids_shape}", tuple(priority.shape), remedy))
+    is_padding = ids == NO_ROW
     # A network's output for padding may be NaN, which `update` would refuse.
     return sampler.update(rows, priority.reshape(-1).masked_fill(is_padding, 0)) - _count_true(is_padding)
 

@@ -55,11 +55,11 @@ class Mixture:
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], ratios: Mapping[str, float] | Sequence[float]) -> None:
         self.buffers = dict(buffers)
-        self._parts = _integer_ratios(list(self.buffers), ratios)
-        """The ratios as ints: remainders are exact and do not drift."""
+        self._ratios = _integer_ratios(list(self.buffers), ratios)
+        """The ratios as ints, so that remainders are exact and do not drift."""
         _require_same_fields(self.buffers)
-        self._owed = [0] * len(self.buffers)
-        """Rows owed to each buffer, times the sum of the ratios; negative after too many rows. Adds up to 0."""
+        self._debts = [0] * len(self.buffers)
+        """Rows that each buffer is behind its share, times the sum of the ratios; negative if it is ahead. Sum 0."""
         self._lock = threading.Lock()
 
     @property
@@ -68,7 +68,6 @@ class Mixture:
         return tuple(self.buffers)
 
     def __len__(self) -> int:
-        """Return the number of transitions in all buffers."""
         return sum(map(len, self.buffers.values()))
 
     def sample(
@@ -79,7 +78,7 @@ class Mixture:
         device: torch.device | str | None = None,
         out: lazy.TensorDict | None = None,
     ) -> lazy.TensorDict:
-        """Return a batch of `batch_size` rows; each buffer's sampler draws its share, and `view` reads it.
+        """Return a batch of `batch_size` rows: each buffer's sampler chooses its share of rows, and `view` reads them.
 
         The batch is shorter if a sampler without replacement returns the last rows of an epoch.
         """
@@ -88,22 +87,22 @@ class Mixture:
         for buffer in self.buffers.values():
             buffer._issue_warning()
         with self._lock:
-            counts, owed = self._split(batch_size)
+            counts, debts = self._split(batch_size)
             self._require_rows(counts)
             batch = self._draw(counts, view, out)
-            self._owed = owed
+            self._debts = debts
         return batch if target is None else to_device(batch, target)
 
     def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
-        """Return the number of rows of each buffer, and the new remainders."""
-        total = sum(self._parts)
-        counts = [part * batch_size // total for part in self._parts]
-        owed = [rest + part * batch_size % total for rest, part in zip(self._owed, self._parts, strict=True)]
+        """Return the number of rows to draw from each buffer, and the new debts."""
+        total = sum(self._ratios)
+        counts = [ratio * batch_size // total for ratio in self._ratios]
+        debts = [debt + ratio * batch_size % total for debt, ratio in zip(self._debts, self._ratios, strict=True)]
         for _ in range(batch_size - sum(counts)):
-            last = owed.index(max(owed))  # the buffer that is owed most
-            counts[last] += 1
-            owed[last] -= total
-        return counts, owed
+            largest = debts.index(max(debts))
+            counts[largest] += 1
+            debts[largest] -= total
+        return counts, debts
 
     def _require_rows(self, counts: list[int]) -> None:
         for (name, buffer), count in zip(self.buffers.items(), counts, strict=True):
@@ -116,47 +115,47 @@ class Mixture:
     def _draw(self, counts: list[int], view: View | None, out: lazy.TensorDict | None) -> lazy.TensorDict:
         if out is not None:
             self._check_out(out, sum(counts), view)
-        parts: list[Leaves] = []
+        batches: list[Leaves] = []
         for source, (buffer, count) in enumerate(zip(self.buffers.values(), counts, strict=True)):
             if not count:
                 continue
             with buffer._lock:
-                part = buffer._sample_leaves(count, view)
-            index = part[INDEX]
-            part[INDEX] = index * len(self.buffers) + source
-            steps = part.get(STEP_INDEX)
-            if steps is not None:
-                part[STEP_INDEX] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
-            part["source",] = torch.full_like(index, source)
-            parts.append(part)
-        leaves = _concatenate(parts)
-        rows = len(leaves[INDEX])
+                batch = buffer._sample_leaves(count, view)
+            ids, step_ids = batch[INDEX], batch.get(STEP_INDEX)
+            batch[INDEX] = ids * len(self.buffers) + source
+            if step_ids is not None:
+                batch[STEP_INDEX] = torch.where(step_ids < 0, step_ids, step_ids * len(self.buffers) + source)
+            batch["source",] = torch.full_like(ids, source)
+            batches.append(batch)
+        leaves = _concatenate(batches)
         if out is None:
             return assemble(leaves, leaves[INDEX].shape)
-        return copy_into(out if rows == sum(counts) else out[:rows], leaves)  # an epoch may end with fewer rows
+        # An epoch may end with fewer rows than requested.
+        num_rows = len(leaves[INDEX])
+        return copy_into(out if num_rows == sum(counts) else out[:num_rows], leaves)
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
-        """Verify `out` before any row is drawn, including its fields unless a user's view computes them."""
+        """Verify `out` before any row is drawn; its fields cannot be verified if a user's view computes them."""
         buffers = list(self.buffers.values())
         reader, finish = buffers[0]._get_reader(view)
         plan = batch_plan(reader.plan, finish)
-        own = [memory for buffer in buffers for memory in buffer._memory_ranges()]
+        own_memory = [memory for buffer in buffers for memory in buffer._memory_ranges()]
         if plan is None:
-            refuse_shared_memory(out, own)
+            refuse_shared_memory(out, own_memory)
             return
         forms = plan.leaf_specs(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
             forms[WEIGHT] = (count,), torch.float32
-        check_targets(out, forms, buffers[0].device, own)
+        check_targets(out, forms, buffers[0].device, own_memory)
 
     def update_priority(self, index: Any, priority: Any) -> int:
-        """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.
+        """Set the priorities of the rows `index` (of a batch), each in its own buffer; returns how many were stale.
 
         Rows of buffers without priorities are ignored. Raises if no buffer has priorities.
         """
         buffers = list(self.buffers.values())
-        prioritized = [buffer.sampler.takes_priorities for buffer in buffers]
-        if not any(prioritized):
+        is_prioritized = [buffer.sampler.takes_priorities for buffer in buffers]
+        if not any(is_prioritized):
             remedy = "Make at least one buffer with sampler=rl.Prioritized()."
             samplers = ", ".join(f"{name}: {buffer.sampler}" for name, buffer in self.buffers.items())
             raise SchemaError(explain("update_priority", "a buffer with priorities", samplers, remedy))
@@ -165,14 +164,15 @@ class Mixture:
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
-        # Checked before any buffer is changed, but only on the CPU: on other devices it would synchronise.
+        # Priorities are checked before any buffer is changed. On devices the check would synchronise.
         if numpy_view(values) is not None:
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
-        parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
-        for buffer, is_own in parts:
-            buffer.storage.locate(rows[is_own])  # raises for ids that were never issued
-        return sum(buffer.update_priority(rows[is_own], values[is_own]) for buffer, is_own in parts)
+        updates = [(buffer, source == i) for i, buffer in enumerate(buffers) if is_prioritized[i]]
+        # `locate` raises for ids that were never issued, before any buffer is changed.
+        for buffer, is_own in updates:
+            buffer.storage.locate(rows[is_own])
+        return sum(buffer.update_priority(rows[is_own], values[is_own]) for buffer, is_own in updates)
 
     def write(self, index: Any, **fields: Any) -> int:
         """Write new values of `Mutable` fields into the rows `index` (of a batch), each in its own buffer.
@@ -181,23 +181,23 @@ class Mixture:
         changed.
         """
         buffers = list(self.buffers.values())
-        flat, lead = flat_ids(index, buffers[0].device)
-        is_id = flat >= (0 if len(lead) == 1 else NO_ROW)
+        ids, ids_shape = flat_ids(index, buffers[0].device)
+        is_id = ids >= (0 if len(ids_shape) == 1 else NO_ROW)
         if numpy_view(is_id) is not None and not is_id.all():
-            bad = int(flat[~is_id][0])
-            raise IndexError(explain("index", "ids of transitions", bad, "Pass ids from batch['index']."))
-        stale: Any = 0
+            invalid_id = int(ids[~is_id][0])
+            raise IndexError(explain("index", "ids of transitions", invalid_id, "Pass ids from batch['index']."))
+        num_stale: Any = 0
         for changes in (False, True):
             for i, buffer in enumerate(buffers):
-                own = torch.where((flat % len(buffers) == i) & (flat >= 0), flat // len(buffers), NO_ROW)
-                if numpy_view(own) is None or bool((own >= 0).any()):
-                    stale += _write_part(buffer, own, lead, fields, changes=changes)
-        return stale
+                own_ids = torch.where((ids % len(buffers) == i) & (ids >= 0), ids // len(buffers), NO_ROW)
+                if numpy_view(own_ids) is None or bool((own_ids >= 0).any()):
+                    num_stale += _write_own_rows(buffer, own_ids, ids_shape, fields, changes=changes)
+        return num_stale
 
     def __repr__(self) -> str:
-        shares = zip(self.buffers, self._parts, strict=True)
-        parts = (f"{name}: {part / sum(self._parts):.3g}" for name, part in shares)
-        return f"Mixture({', '.join(parts)}; {len(self)} transitions)"
+        ratios = zip(self.buffers, self._ratios, strict=True)
+        shares = (f"{name}: {ratio / sum(self._ratios):.3g}" for name, ratio in ratios)
+        return f"Mixture({', '.join(shares)}; {len(self)} transitions)"
 
 
 def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
@@ -240,22 +240,22 @@ def _require_same_fields(buffers: Mapping[str, ReplayBuffer]) -> None:
         )
 
 
-def _write_part(
-    buffer: ReplayBuffer, ids: torch.Tensor, lead: tuple[int, ...], fields: Mapping[str, Any], *, changes: bool
+def _write_own_rows(
+    buffer: ReplayBuffer, ids: torch.Tensor, ids_shape: tuple[int, ...], fields: Mapping[str, Any], *, changes: bool
 ) -> Any:
     """Verify new values for a buffer, or with `changes` write them; returns how many rows were stale."""
-    store = buffer.storage
+    backend = buffer.storage
     with buffer._lock:
-        leaves = mutable_leaves(store.schema, fields)
+        leaves = mutable_leaves(backend.schema, fields)
         if changes:
-            return write_back(store, ids, lead, leaves, padded=True)
-        resolve_ids(store, ids, padded=True)
-        convert_rows(store, lead, leaves)
+            return write_back(backend, ids, ids_shape, leaves, padded=True)
+        resolve_ids(backend, ids, padded=True)
+        convert_rows(backend, ids_shape, leaves)
         return 0
 
 
-def _concatenate(parts: list[Leaves]) -> Leaves:
-    if any(WEIGHT in part for part in parts):
-        for part in parts:
-            part.setdefault(WEIGHT, torch.ones(len(part[INDEX]), device=part[INDEX].device))
-    return {path: torch.cat([part[path] for part in parts]) for path in parts[0]}
+def _concatenate(batches: list[Leaves]) -> Leaves:
+    if any(WEIGHT in batch for batch in batches):
+        for batch in batches:
+            batch.setdefault(WEIGHT, torch.ones(len(batch[INDEX]), device=batch[INDEX].device))
+    return {path: torch.cat([batch[path] for batch in batches]) for path in batches[0]}

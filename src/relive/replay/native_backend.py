@@ -291,10 +291,10 @@ class NativeReader(PlanReader):
 _WARNING_MESSAGES: dict[int, Any] = {}
 if kernels.native() is not None:
     _WARNING_MESSAGES |= {
-        kernels.native().LOOKS_CUT: ContinuityStats.cut_warning,
-        kernels.native().LOOKS_RESET: ContinuityStats.reset_warning,
-        kernels.native().LOOKS_RESTARTED: ContinuityStats.restart_warning,
-        kernels.native().LOOKS_INFINITE: ContinuityStats.reward_warning,
+        kernels.native().LOOKS_CUT: ContinuityStats.make_cut_warning,
+        kernels.native().LOOKS_RESET: ContinuityStats.make_reset_warning,
+        kernels.native().LOOKS_RESTARTED: ContinuityStats.make_restart_warning,
+        kernels.native().LOOKS_INFINITE: ContinuityStats.make_reward_warning,
     }
 
 

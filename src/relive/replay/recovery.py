@@ -1,7 +1,4 @@
-"""Commit and recovery of a replay buffer in disk memory.
-
-A buffer is recovered after `close()`, after a kill of its process, or after a power loss.
-"""
+"""Recovery of a replay buffer in disk memory, after `close()`, after a kill of its process, or after a power loss."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _MAX_DESCRIPTION_BYTES = 512
 
 
 class RecoverableBuffer:
-    """The interface of a replay buffer for its `DiskAllocator`. Holds only a weak reference to the buffer."""
+    """The interface of a replay buffer for its `DiskAllocator`, with only a weak reference to the buffer."""
 
     max_rows_per_step = MAX_ROWS_PER_STEP
 
@@ -43,19 +40,16 @@ class RecoverableBuffer:
 
     @property
     def max_growth(self) -> int:
-        """Maximum bytes of a commit beyond the commit of an empty buffer: for staged fields and the ids of an epoch."""
+        """Number of bytes by which staged fields and the sampler's state can make a commit larger than the first."""
         buffer = self._live_buffer
         has_state = not buffer.sampler.keeps_state_in_memory and buffer.sampler.state()
-        sampler_bytes = 8 * self._ring.kind.numel() if has_state else 0
-        return (
-            buffer.components["staged"].max_bytes
-            + _MAX_DESCRIPTION_BYTES * len(buffer.storage.schema.fields)
-            + sampler_bytes
-        )
+        sampler_bytes = 8 * self._ring.size if has_state else 0
+        description_bytes = _MAX_DESCRIPTION_BYTES * len(buffer.storage.schema.fields)
+        return buffer.components["staged"].max_bytes + description_bytes + sampler_bytes
 
     @property
     def is_alive(self) -> bool:
-        """Whether the buffer still exists."""
+        """Whether the buffer was not deleted yet."""
         return self._buffer() is not None
 
     @property
@@ -66,20 +60,20 @@ class RecoverableBuffer:
 
     @property
     def _backend(self) -> NativeBackend:
-        """The native backend, the only one that supports disk memory."""
+        """Native backend, the only one that supports disk memory."""
         return cast("NativeBackend", self._live_buffer.storage)
 
     @property
     def head(self) -> torch.Tensor:
-        """Next row [N] of each environment."""
+        """Number of the row that each environment writes next [N]."""
         return self._ring.head
 
     def config(self) -> dict[str, Any]:
-        """Return `ReplayBuffer.config`."""
+        """Return the constructor's arguments as JSON."""
         return self._live_buffer.config()
 
     def state(self) -> State:
-        """Return the state outside the arrays, and the heads of the rings."""
+        """Return the state that is not in arrays of the disk, and the heads of the rings."""
         buffer, ring = self._live_buffer, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
         sampler = {} if buffer.sampler.keeps_state_in_memory else buffer.sampler.state()
@@ -129,7 +123,7 @@ def _reader(commit: Commit) -> SnapshotReader:
 
 
 def _resume(buffer: ReplayBuffer, saved: SnapshotReader, commit: Commit, resumes: bool) -> None:
-    """Restore the state outside the arrays from the commit."""
+    """Restore the state that is not in arrays of the disk; `resumes` includes the random generator."""
     if not buffer.sampler.keeps_state_in_memory:
         load_sampler_state(buffer.sampler, saved.part("sampler"), saved.config)
     buffer.sampler.on_recover()
@@ -166,24 +160,24 @@ def _saved_array(ring: Ring, saved: SnapshotReader, name: str) -> torch.Tensor:
 def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> None:
     """Restore the rings of a buffer that was not closed.
 
-    After a kill all rows are intact except those of an unfinished step. If rows are damaged, as after a power loss, the
-    rings are rolled back to the last commit. Recovery is idempotent: it may be killed and repeated.
+    After a kill, all rows are intact except those of an unfinished step. If rows are damaged, as after a power loss,
+    the rings are rolled back to the last commit. The recovery is idempotent, since its process may be killed too.
     """
     ring = backend.ring
     head, floor = _saved_array(ring, saved, "head"), _saved_array(ring, saved, "floor")
     max_row = (1 << 62) // (2 * ring.num_envs)
     if bool(((floor < 0) | (head < floor) | (head >= max_row)).any()) or commit.max_rows_since_commit > max_row:
-        rows = commit.max_rows_since_commit
-        got = f"floors from {int(floor.min())} and heads to {int(head.max())} (at most {rows} rows since)"
-        raise CorruptCheckpoint(
-            explain(commit.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
-        )
+        new_rows = commit.max_rows_since_commit
+        got = f"floors from {int(floor.min())} and heads to {int(head.max())} (at most {new_rows} rows since)"
+        expected, remedy = "floors of at least 0 and heads that are not below their floors", "Copy the folder again."
+        raise CorruptCheckpoint(explain(commit.name, expected, got, remedy))
     if commit.boot == disk.boot_id() and _is_state_after_kill(ring, head, floor, commit.max_rows_since_commit):
         backend.recover()
         if not backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1).any():
             return
     assert ring.journal is not None
-    ring.journal.fill_(-1)  # marks an unfinished recovery, which is repeated from here
+    # -1 marks an unfinished recovery: the next process repeats it from here.
+    ring.journal.fill_(-1)
     for name in ("head", "open", "resetting", "floor"):
         getattr(ring, name).copy_(_saved_array(ring, saved, name))
     if _is_disk_unchanged(backend, commit):
@@ -193,7 +187,7 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         damaged = backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
         if damaged.any():
             ring.drop_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
-    # Rows that were rewritten after the commit may have reached the disk in part.
+    # A part of the rows that were rewritten after the commit may have reached the disk.
     backend.discard_unfinished_rewrite()
     ring.exclude(backend.find_torn_rows())
     ring.journal.zero_()
@@ -205,7 +199,7 @@ def _slots_checksum(ring: Ring) -> int:
 
 
 def _is_disk_unchanged(backend: NativeBackend, commit: Commit) -> bool:
-    """Whether no write after the commit reached the disk: the rows it would have overwritten are intact."""
+    """Whether no write after the commit reached the disk: the rows that writes would overwrite are intact."""
     ring, max_rows = backend.ring, commit.max_rows_since_commit
     if _slots_checksum(ring) != commit.slots_checksum:
         return False
@@ -215,7 +209,7 @@ def _is_disk_unchanged(backend: NativeBackend, commit: Commit) -> bool:
 
 
 def _is_state_after_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, max_rows: int) -> bool:
-    """Whether the ring is in a state that a killed process can leave, at most `max_rows` rows after the commit."""
+    """Whether a killed process can have left the ring like this, at most `max_rows` rows after the commit."""
     assert ring.journal is not None
     first_row = (ring.journal - 1).clamp(min=0) // 2
     is_valid = (ring.head >= head) & (ring.head <= head + max_rows) & (ring.floor >= floor) & (ring.floor <= ring.head)

@@ -1,4 +1,4 @@
-"""The settings of a replay buffer: verified arguments, and their description in files."""
+"""The settings of a replay buffer: arguments, their verification, and their description in files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SHARED_MEMORY_REFUSAL = (
 
 
 class ReplaySettings:
-    """Verified arguments of a replay buffer; raises if they are invalid or do not fit in memory."""
+    """Verified arguments of a replay buffer; raises if arguments are invalid or the rows do not fit in memory."""
 
     def __init__(
         self, capacity: int, obs: Declaration, action: Declaration, num_envs: int | None, reward: Declaration,
@@ -68,28 +68,28 @@ class ReplaySettings:
         """Whether no field is nested and there are no extra fields."""
 
     def make_backend(self, allocator: Allocator) -> Any:
-        """Make the backend, with rows from this allocator."""
+        """Make the backend of the device; the allocator provides the memory of the rows."""
         rows = RowStorage(
             self.schema, self.capacity // (self.num_envs or 1), self.num_envs, allocator,
             stores_next_obs=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
             same_step=self.autoreset is AutoresetMode.SAME_STEP, has_stats=self.observers.stats is not None,
         )  # fmt: skip
-        serving = kernels.serving(rows.tensors, rows.schema.deepest_stack)
-        if serving not in ("torch", "triton"):
-            return (NativeBackend if serving == "native" else BridgedBackend)(rows)
+        kind = kernels.serving(rows.tensors, rows.schema.deepest_stack)
+        if kind not in ("torch", "triton"):
+            return (NativeBackend if kind == "native" else BridgedBackend)(rows)
         if allocator.persistent:
             remedy = "Declare fewer leaves, axes or frames, or keep the buffer in this process's own memory."
             got = f"{len(rows.leaves)} leaves that it cannot"
             expected = "fields that the native core can write, as shared and disk memory need"
             raise SchemaError(explain("device", expected, got, remedy))
-        if serving == "torch":
+        if kind == "torch":
             return TorchBackend(rows)
         from relive.replay.triton_backend import TritonBackend  # noqa: PLC0415 (imports Triton)
 
         return TritonBackend(rows)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments as JSON."""
+        """Return the buffer's arguments as JSON."""
         trees = self.schema.config()
         return {
             "capacity": self.capacity,
@@ -105,7 +105,7 @@ class ReplaySettings:
 
 
 def saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
-    """Read a buffer's arguments from a saved config; `changes` that are not None override it."""
+    """Read a buffer's arguments from a saved config; `changes` that are not None override the config."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     observers = saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs)

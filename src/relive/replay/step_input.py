@@ -23,7 +23,7 @@ _NO_FIELDS: dict[str, Any] = {}
 
 
 class StepInput:
-    """Flattens passed and staged values of a step to leaves in the schema's order."""
+    """Flattens passed and staged values of a step to leaves in the schema's order, and stores the staged values."""
 
     def __init__(self, rows: RowStorage) -> None:
         self._rows, self._schema = rows, rows.schema
@@ -36,11 +36,10 @@ class StepInput:
         self._environments = EnvIdConverter(rows.leading_shape[0] if rows.leading_shape else None, rows.device)
 
     def envs(self, env_ids: Any) -> torch.Tensor | None:
-        """Return `env_ids` as a tensor of distinct ints below `num_envs`; None: all environments."""
+        """Return `env_ids` as a tensor of distinct ints below `num_envs`; None for all environments."""
         return None if env_ids is None else self._environments(env_ids)
 
     def stage(self, values: Mapping[str, Any]) -> None:
-        """Copy fields of the next step."""
         schema, rows, staged = self._schema, self._rows, {}
         for name, value in values.items():
             schema.check_declared(name)
@@ -51,49 +50,49 @@ class StepInput:
         self.staged |= staged
 
     def leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
-        """Flatten a step: the values of its first five fields, and the other fields by name."""
+        """Return the leaves of a step without `next_obs`: `values` are its first five fields, `extra` the others."""
         if not self.staged:
             return self._flatten(values, extra)
         extra_leaves = self._flatten.by_field(values, extra, self.staged)
         return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or extra_leaves[name])
 
     def next_leaves(self, next_obs: Any) -> tuple[Any, ...]:
-        """Flatten a next observation."""
         return self._flatten_next((next_obs,), _NO_FIELDS)
 
     def gymnasium_step(
         self, obs: Any, action: Any, step: Any, extra: dict[str, Any], mode: AutoresetMode | None,
         envs: torch.Tensor | None,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
-        """Flatten the result of `env.step`: leaves of the step, of its true next observation, and the info."""
+        """Return the leaves of a result of `env.step`, the leaves of its true next observation, and its info."""
         rows = self._rows
-        lead = rows.step_shape(envs)
-        next_leaves, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, rows.device, obs)
+        shape = rows.step_shape(envs)
+        next_leaves, reward, terminated, truncated = true_next_obs(step, mode, self._schema, shape, rows.device, obs)
         leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
         return leaves, next_leaves, step[4]
 
     def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
-        """Flatten a block of steps: its leaves, the leaves of its next observations, and its number of steps."""
+        """Return the leaves of a block of steps, the leaves of its next observations, and its number of steps."""
         names = self._schema.names
         if type(batch) is not dict or batch.keys() != self._block_names:
             check_keys("extend", batch, self._block_names, "fields")
         if self.staged:
             raise SchemaError(explain("extend", "no staged fields", sorted(self.staged), "Complete the step with add."))
         leaves = self._flatten(tuple(batch[name] for name in names[:5]), {name: batch[name] for name in names[5:]})
-        ended = batch["terminated"]
-        shape = (ended if type(ended) is torch.Tensor else as_tensor("terminated", ended, self._rows.device)).shape
-        if not shape or not shape[0]:
+        terminated = batch["terminated"]
+        if type(terminated) is not torch.Tensor:
+            terminated = as_tensor("terminated", terminated, self._rows.device)
+        if not terminated.ndim or not len(terminated):
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
-        return leaves, self.next_leaves(batch["next_obs"]), shape[0]
+        return leaves, self.next_leaves(batch["next_obs"]), len(terminated)
 
     def state(self) -> State:
-        """Return the staged fields."""
+        """Return the state to save: the staged fields."""
         arrays = {f"{name}.{i}": leaf for name, leaves in self.staged.items() for i, leaf in enumerate(leaves)}
         return State({"names": list(self.staged)}, arrays)
 
     @property
     def max_bytes(self) -> int:
-        """Number of bytes of all fields of one step."""
+        """Number of bytes of all fields of one step of all environments."""
         sizes = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
         return self._rows.ring.num_envs * sum(sizes)
 
@@ -105,14 +104,14 @@ class StepInput:
             name = node.text()
             if name not in columns:
                 raise node.error("a declared field")
-            leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
+            leaves = [(i, arrays.pop(f"{name}.{number}", None)) for number, i in enumerate(columns[name])]
             staged[name] = tuple(rows.convert_leaf(i, leaf, rows.leading_shape) for i, leaf in leaves)
         if arrays:
             raise saved.array_node(min(arrays)).error("no other array than those of staged fields")
         self.staged = staged
 
     def check(self) -> None:
-        """Verify that staged leaves match the schema."""
+        """Verify that the staged leaves match the schema."""
         schema, rows = self._schema, self._rows
         for name, leaves in self.staged.items():
             verify(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
