@@ -26,15 +26,15 @@ class LocalCalls(Calls):
         super().__init__("local", [None] * plan.num_shards, timeout=60.0)
         self._make = lambda number: shard_type(plan, number)
         self.shards = [self._make(number) for number in range(plan.num_shards)]
-        self.fate: Callable[[str], str] = lambda verb: HEALTHY
+        self.fate: Callable[[str], str] = lambda method: HEALTHY
         self.calls: list[str] = []
 
-    def start(self, shard: int, verb: str, *arguments: Any) -> Any:
-        if verb == "memory_location" and not self.near:
+    def start(self, shard: int, method: str, *arguments: Any) -> Any:
+        if method == "memory_location" and not self.near:
             return None
-        self.calls.append(verb)
-        fate = self.fate(verb)
-        result = None if fate == DIES_BEFORE else getattr(self.shards[shard], verb)(*arguments)
+        self.calls.append(method)
+        fate = self.fate(method)
+        result = None if fate == DIES_BEFORE else getattr(self.shards[shard], method)(*arguments)
         if fate == HEALTHY:
             return result
         self.die(shard)

@@ -36,11 +36,11 @@ class Client:
         self.seen: Counter[str] = Counter()
         self.longest = 0.0
 
-    def attempt(self, verb: str, *arguments: Any, **more: Any) -> Any:
+    def attempt(self, method: str, *arguments: Any, **more: Any) -> Any:
         """Return the result of a call; None if a shard is unavailable."""
         started = time.monotonic()
         try:
-            result = getattr(self.service, verb)(*arguments, **more)
+            result = getattr(self.service, method)(*arguments, **more)
             return True if result is None else result
         except ShardUnavailable as error:
             if not error.retry:
@@ -49,16 +49,16 @@ class Client:
             return None
         finally:
             self.longest = max(self.longest, time.monotonic() - started)
-            self.seen[verb] += 1
+            self.seen[method] += 1
 
-    def insist(self, verb: str, *arguments: Any, **more: Any) -> Any:
+    def insist(self, method: str, *arguments: Any, **more: Any) -> Any:
         """Repeat a call until no shard is unavailable; return its result."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            result = self.attempt(verb, *arguments, **more)
+            result = self.attempt(method, *arguments, **more)
             if result is not None:
                 return result
-        raise TimeoutError(f"{verb} does not get through")
+        raise TimeoutError(f"{method} does not get through")
 
 
 @ray.remote(num_cpus=0)
@@ -71,7 +71,7 @@ class Writes(Client):
             if self.attempt("extend", make_steps([env], sent % CIRCLE, BLOCK, LENGTH), env_ids=[env]):
                 sent += BLOCK
         self.insist("flush")
-        lost = sum(stream.lost for stream in self.service._sender.streams)
+        lost = sum(stream.num_lost for stream in self.service._sender.streams)
         return {"env": env, "sent": sent, "lost": lost, "longest": self.longest, "seen": self.seen}
 
 

@@ -35,7 +35,7 @@ class Forgetful(Shard):
     """A faulty shard that treats every push as new."""
 
     def push(self, client: str, pushes: list[Push]) -> Ack:
-        self._applied[client] = pushes[0].position
+        self._positions[client] = pushes[0].position
         return super().push(client, pushes)
 
 
@@ -43,11 +43,11 @@ class Amnesiac(Shard):
     """A faulty shard that saves rows, but not the positions of clients."""
 
     def save(self) -> int:
-        applied, self._applied = self._applied, {}
+        positions, self._positions = self._positions, {}
         try:
             return super().save()
         finally:
-            self._applied = applied
+            self._positions = positions
 
 
 def stored(calls: LocalCalls) -> dict[int, list[int]]:
@@ -81,7 +81,7 @@ ACTIONS = st.sampled_from(["push"] * 5 + ["save", "die", "flush"])
 def run(folder: Path, data: st.DataObject, shard_type: type[Shard] = Shard) -> None:
     plan = make_plan(400, 4, 2, checkpoint=Checkpoint(folder, seconds=1e9, rows=data.draw(st.sampled_from([None, 7]))))
     service, calls = local_service(plan, shard_type=shard_type, max_pending=data.draw(st.integers(1, 3)))
-    calls.fate = lambda verb: data.draw(FATES) if verb in ("push", "resume", "save") else HEALTHY
+    calls.fate = lambda method: data.draw(FATES) if method in ("push", "resume", "save") else HEALTHY
     sent = 0
     for action in data.draw(st.lists(ACTIONS, max_size=15)):
         if action == "push":
@@ -92,7 +92,7 @@ def run(folder: Path, data: st.DataObject, shard_type: type[Shard] = Shard) -> N
             calls.die(data.draw(st.integers(0, 1)))
         else:
             getattr(service, action)()
-    calls.fate = lambda verb: HEALTHY
+    calls.fate = lambda method: HEALTHY
     service.flush()
     assert stored(calls) == {env: list(range(sent)) for env in range(4)}
     for shard in calls.shards:
@@ -124,15 +124,15 @@ def test_a_lost_answer_makes_no_duplicate(tmp_path: Path) -> None:
     service, calls = local_service(make_plan(100, 1, checkpoint=str(tmp_path)))
     service.extend(make_steps([0], 0, 5))
     service.save()
-    calls.fate = lambda verb: DIES_AFTER if verb == "push" else HEALTHY
+    calls.fate = lambda method: DIES_AFTER if method == "push" else HEALTHY
     service.extend(make_steps([0], 5, 5))
-    calls.fate = lambda verb: HEALTHY
+    calls.fate = lambda method: HEALTHY
     service.flush()
     assert stored(calls) == {0: list(range(10))}
     # Send the same block again, as a network may.
     stream = service._sender.streams[0]
     ack = calls.shards[0].push(stream._client, list(stream._unsaved_pushes))
-    assert ack.applied == 10
+    assert ack.num_stored == 10
     assert stored(calls) == {0: list(range(10))}
     assert service.stats()["shards"][0]["duplicate"] == 5
 

@@ -232,11 +232,11 @@ def test_what_does_not_fit_is_refused_before_it_is_sent() -> None:
 class SlowCalls(LocalCalls):
     """Calls that store blocks only when the client waits for the answer."""
 
-    def start(self, shard: int, verb: str, *arguments: Any) -> Any:
+    def start(self, shard: int, method: str, *arguments: Any) -> Any:
         def arrive() -> Any:
-            return super(SlowCalls, self).start(shard, verb, *arguments)
+            return super(SlowCalls, self).start(shard, method, *arguments)
 
-        return arrive if verb == "push" else arrive()
+        return arrive if method == "push" else arrive()
 
     def is_answered(self, ref: Any) -> bool:
         return False

@@ -36,14 +36,14 @@ def test_no_id_is_given_twice_by_a_shard_that_starts_again(lives: list[tuple[int
         saved = max(head + written - lost, saved)
         head = saved
         alive = {row: i for row, i in alive.items() if row < head}
-        shard_ids = shard_ids.after_restart(np.array([head]), np.array([0]))
+        shard_ids = shard_ids.begin_life(np.array([head]), np.array([0]))
         rows, kept = shard_ids.to_shard(np.array(sorted(given)), np.array([head]))
         actual = dict(zip(rows[kept].tolist(), np.array(sorted(given))[kept].tolist(), strict=True))
         assert actual == alive
 
 
 def test_an_id_that_was_never_given_is_refused() -> None:
-    shard_ids = ShardIds(range(1), 1, np.zeros((1, 1), np.int64), 0).after_restart(np.array([5]), np.array([0]))
+    shard_ids = ShardIds(range(1), 1, np.zeros((1, 1), np.int64), 0).begin_life(np.array([5]), np.array([0]))
     for never in (-1, ROWS_PER_LIFE + 4, ROWS_PER_LIFE + 9, 2 * ROWS_PER_LIFE):
         with pytest.raises(IndexError, match="the id of a stored transition"):
             shard_ids.to_shard(np.array([never]), np.array([9]))
@@ -55,6 +55,6 @@ def test_an_id_that_was_never_given_is_refused() -> None:
 def test_lives_whose_rows_are_gone_are_forgotten() -> None:
     shard_ids = ShardIds(range(1), 1, np.zeros((1, 1), np.int64), 0)
     for life in range(1, 100):
-        shard_ids = shard_ids.after_restart(np.array([10 * life]), np.array([10 * life - 15]))
+        shard_ids = shard_ids.begin_life(np.array([10 * life]), np.array([10 * life - 15]))
         assert len(shard_ids.starts) <= 4
     assert shard_ids.to_service(np.array([985, 990])).tolist() == [98 * ROWS_PER_LIFE + 985, 99 * ROWS_PER_LIFE + 990]

@@ -87,7 +87,7 @@ def test_a_shard_that_dies_meanwhile_has_the_new_values_in_its_next_life(fate: s
     service.save()
     ids = service.sample(400)["index"].unique()
     left = [fate]
-    calls.fate = lambda verb: left.pop() if verb == "write" and left else HEALTHY
+    calls.fate = lambda method: left.pop() if method == "write" and left else HEALTHY
     assert service.write(ids, target=-ids.float()) == 0
     assert not left
     batch = service.sample(100)

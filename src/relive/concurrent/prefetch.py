@@ -19,7 +19,7 @@ from relive.schema.assembly import check_batch_size, check_destination
 from relive.schema.checks import check_positive_int
 
 _MAX_DEPTH = 1 << 16
-"""The largest allowed depth; a larger one is a mistake that would fill the memory."""
+"""Maximum depth; a larger number is a mistake that would fill the memory."""
 
 
 class BatchSource(Protocol):
@@ -35,18 +35,18 @@ def prefetch(
     depth: int = 2,
     device: torch.device | str | None = None,
 ) -> Prefetch:
-    """An endless iterator over `replay.sample(batch_size, view, device=device)`, with up to `depth` batches made ahead.
+    """Return an endless iterator over `replay.sample(batch_size, view, device=device)`, up to `depth` batches ahead.
 
-    A separate thread samples the batches in the order of `sample`: with a seed, and if nothing is added meanwhile, they
-    are the same batches. Added rows and updated priorities take effect `depth` batches later. An error of `sample` is
+    A separate thread calls `sample`: with a seed, and if nothing is added meanwhile, the batches equal those of
+    successive calls. Added rows and updated priorities take effect `depth` batches later. An error of `sample` is
     raised in place of its batch; the following call tries again.
 
     Args:
         replay: a `ReplayBuffer`, a `Mixture`, or a `RateLimit` around one.
-        batch_size: the number of rows in a batch.
+        batch_size: number of rows in a batch.
         view: what to read around each row; `Transition()` by default.
-        depth: the number of batches made ahead, at least 1.
-        device: the device to move batches to; None leaves them on the buffer's device.
+        depth: number of batches that are sampled ahead, at least 1.
+        device: device to move batches to; None leaves batches on the buffer's device.
 
     >>> from relive import ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
@@ -62,26 +62,26 @@ def prefetch(
 
 
 class _BatchQueue:
-    """The queue of batches between the thread that samples them and the threads that take them.
+    """The queue of batches between the thread that samples batches and the threads that use them.
 
-    A signal handler may raise inside any call here. Threads therefore wait only in native queues, which then hold no
-    Python lock, and each `take` permits one more batch before it waits, to replace a batch lost to an exception.
+    A signal handler may raise inside any call here. Threads therefore wait only in native queues, without a Python
+    lock, and each `pop` permits one more batch before it waits, to replace a batch that an exception has lost.
     """
 
     def __init__(self, source: BatchSource, batch_size: int, view: View, device: Any, depth: int) -> None:
         self._source, self._batch_size, self._view, self._device = source, batch_size, view, device
         self._depth = depth
         self._batches: SimpleQueue[lazy.TensorDict | BaseException | None] = SimpleQueue()
-        """Batches, or the error that ended the worker; None wakes a thread that waits, after `close`."""
+        """Batches, or the error that ended the worker; after `close`, None wakes a waiting thread."""
         self._permits: SimpleQueue[None] = SimpleQueue()
-        """One entry per batch that the worker may sample now."""
+        """One entry per batch that the worker may sample without waiting."""
         for _ in range(depth):
             self._permits.put(None)
         self._lock = threading.RLock()
         self._worker: threading.Thread | None = None
         self.is_closed = False
 
-    def take(self) -> lazy.TensorDict:
+    def pop(self) -> lazy.TensorDict:
         with self._lock:
             is_idle = self._worker is None or not self._worker.is_alive()
             if is_idle and self._batches.empty() and not self.is_closed:
@@ -91,7 +91,8 @@ class _BatchQueue:
         self._permits.put(None)
         batch = None if self.is_closed else self._batches.get()
         if batch is None:
-            self._batches.put(None)  # wakes the next thread that waits in `get`
+            # Another thread may be waiting in `get`.
+            self._batches.put(None)
             raise StopIteration
         if isinstance(batch, BaseException):
             raise batch
@@ -110,7 +111,8 @@ class _BatchQueue:
             try:
                 with stream:
                     batch = self._source.sample(self._batch_size, self._view, device=self._device)
-            except BaseException as error:  # raised in the thread that takes the next batch
+            except BaseException as error:
+                # The error is raised in the thread that waits for the next batch.
                 with self._lock:
                     self._worker = None
                     self._batches.put(error)
@@ -130,25 +132,25 @@ class _BatchQueue:
 
 
 def _current_stream() -> AbstractContextManager[Any]:
-    """Return the stream of the learner's thread: batches made on it are ready before the learner's next launch."""
+    """Return the current CUDA stream, so that the next launch of the calling thread follows the batches."""
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()
 
 
 class Prefetch(Iterator["lazy.TensorDict"]):
-    """An endless iterator over batches; its thread ends with `close()`, with a `with` block, or with the iterator."""
+    """An endless iterator over batches, whose thread ends with `close()`, with a `with` block, or with the iterator."""
 
     def __init__(self, queue: _BatchQueue) -> None:
         self._queue = queue
         weakref.finalize(self, queue.close)
 
     def __next__(self) -> lazy.TensorDict:
-        return self._queue.take()
+        return self._queue.pop()
 
     def __repr__(self) -> str:
         return f"Prefetch({self._queue!r})"
 
     def close(self) -> None:
-        """End the thread, drop the batches that were made ahead, and end the iterator."""
+        """End the thread and the iterator, and drop the batches that were sampled ahead."""
         self._queue.close()
 
     def __enter__(self) -> Prefetch:

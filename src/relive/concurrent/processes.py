@@ -1,4 +1,4 @@
-"""Handles: addresses through which several processes of one machine use one replay buffer."""
+"""Handles of shared replay buffers, with which several processes of one machine use the same buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HANDLE_SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", 
 
 @dataclass(frozen=True)
 class Handle:
-    """The address and settings of a shared replay buffer; small, and can be sent to another process of this machine."""
+    """The address and the settings of a shared replay buffer, for another process of this machine."""
 
     address: SharedAddress
     settings: Mapping[str, Any] = field(repr=False)
@@ -57,14 +57,14 @@ def make_handle(replay: ReplayBuffer) -> Handle:
 
 
 def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
-    """The shared buffer of `handle` in this process: the same rows, priorities and ids.
+    """Return a buffer of this process that shares the rows, priorities and ids of the buffer of `handle`.
 
-    Each process has its own draws, epochs and staged fields; the number of drawn rows is counted together. The process
-    that made the handle must be alive now, but not later: the memory is freed with the last process that uses it.
+    Each process has its own draws, epochs and staged fields; drawn rows of all processes are counted together. The
+    process that made the handle must be alive during this call; the memory is freed with the last process that uses it.
 
     Args:
-        handle: the result of `replay.handle()` in the other process.
-        seed: the seed of this process's draws; by default a seed from the system.
+        handle: result of `replay.handle()` in the other process.
+        seed: seed of this process's draws; None takes one from the system.
     """
     if not isinstance(handle, Handle):
         raise SchemaError(explain("connect", "a handle", repr(handle), "Pass replay.handle()."))

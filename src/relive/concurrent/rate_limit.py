@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any, Literal
 
@@ -17,9 +18,9 @@ from relive.schema.conversion import convert_env_ids
 from relive.schema.suggestions import suggests_keywords
 
 _MAX_RATIO = 1e9
-"""The largest ratio: with it, float64 is still exact for 9 million inserts."""
+"""Maximum ratio, up to which float64 is exact for 9 million inserts."""
 _PAUSE_SECONDS = (0.0002, 0.005)
-"""Seconds between two checks of the counts: the first pause, and the longest."""
+"""Seconds of the first and of the longest pause between two checks of the counts."""
 
 
 class RateLimit:
@@ -29,16 +30,16 @@ class RateLimit:
     waits. The limit counts rows, not calls: `sample(256)` counts as 256 samples.
 
     Threads share one RateLimit. Each process makes its own, with the same settings, around the same buffer in shared
-    memory. The counts include everything that went through a RateLimit since the buffer was made, also reset rows.
+    memory. The counts include all rows that a RateLimit has admitted since the buffer was made, also reset rows.
 
     A learner calls `close()` when it stops: every waiting and later call, in any process, raises a ClosedError. A
     learner that is killed closes nothing: pass `timeout` if that may happen.
 
     Args:
         replay: the buffer.
-        samples_per_insert: how often each transition is sampled on average.
-        min_size: the number of stored transitions before sampling begins.
-        tolerance: the number of samples by which either side may be ahead; by default the samples of `min_size`
+        samples_per_insert: mean number of times that each transition is sampled.
+        min_size: number of stored transitions before sampling begins.
+        tolerance: number of samples by which either side may be ahead; by default the samples of `min_size`
             transitions or of one step of all environments, whichever is more.
         timeout: seconds that a call waits before it raises a TimeoutError with the reason; None waits without limit.
 
@@ -69,7 +70,7 @@ class RateLimit:
         self._counts = replay._traffic.numpy()
         self._closed_flag = replay._limit_closed.numpy()
         self._max_rows = {"insert": replay.num_envs or 1, "sample": 1}
-        """The largest number of rows in one call of each kind."""
+        """Largest number of rows of one call so far, by kind of call."""
         default_tolerance = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
         self.tolerance = default_tolerance if tolerance is None else check_finite("tolerance", tolerance)
         self.timeout = None if timeout is None else check_finite("timeout", timeout)
@@ -80,48 +81,48 @@ class RateLimit:
 
     @property
     def inserted(self) -> int:
-        """The number of transitions added."""
+        """Number of rows added through a RateLimit of this buffer."""
         return int(self._counts[0])
 
     @property
     def sampled(self) -> int:
-        """The number of rows sampled."""
+        """Number of rows sampled through a RateLimit of this buffer."""
         return int(self._counts[1])
 
     def add(self, *args: Any, env_ids: Any = None, **fields: Any) -> None:
-        """`replay.add`, as soon as the ratio allows it."""
-        self._insert(lambda: self.replay.add(*args, env_ids=env_ids, **fields), env_ids)
+        """Call `replay.add` as soon as the ratio allows it."""
+        self._insert(partial(self.replay.add, *args, env_ids=env_ids, **fields), env_ids)
 
     def add_step(self, *args: Any, env_ids: Any = None, **fields: Any) -> None:
-        """`replay.add_step`, as soon as the ratio allows it."""
-        self._insert(lambda: self.replay.add_step(*args, env_ids=env_ids, **fields), env_ids)
+        """Call `replay.add_step` as soon as the ratio allows it."""
+        self._insert(partial(self.replay.add_step, *args, env_ids=env_ids, **fields), env_ids)
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
-        """`replay.extend`, as soon as the ratio allows it."""
+        """Call `replay.extend` as soon as the ratio allows it."""
         steps = len(batch["terminated"])
-        self._insert(lambda: self.replay.extend(batch, env_ids=env_ids), env_ids, steps)
+        self._insert(partial(self.replay.extend, batch, env_ids=env_ids), env_ids, steps)
 
     def sample(
         self, batch_size: int, view: View | None = None, *, device: Any = None, out: lazy.TensorDict | None = None
     ) -> lazy.TensorDict:
-        """`replay.sample`, as soon as the ratio allows it."""
+        """Return `replay.sample(…)` as soon as the ratio allows it."""
         check_batch_size("sample", batch_size)
         check_destination(device, out)
-        take: Callable[[], lazy.TensorDict] = lambda: self.replay.sample(batch_size, view, device=device, out=out)  # noqa: E731
-        return self._wait_and_call("sample", batch_size, take)
+        sample = partial(self.replay.sample, batch_size, view, device=device, out=out)
+        return self._wait_and_call("sample", batch_size, sample)
 
     def update_priority(self, index: Any, priority: Any) -> int:
-        """`replay.update_priority`; never waits."""
+        """Call `replay.update_priority` without waiting."""
         self._require_open("update_priority")
         return self.replay.update_priority(index, priority)
 
     def write(self, index: Any, **fields: Any) -> int:
-        """`replay.write`; never waits."""
+        """Call `replay.write` without waiting."""
         self._require_open("write")
         return self.replay.write(index, **fields)
 
     def close(self) -> None:
-        """End all waiting: every call through a RateLimit of this buffer, in any process, raises a ClosedError now.
+        """Make every waiting or later call through a RateLimit of this buffer, in any process, raise a ClosedError.
 
         The buffer stays open. A buffer loaded from a checkpoint has an open limit.
         """
@@ -171,7 +172,7 @@ class RateLimit:
             self._counts[1] += rows
             return result
         try:
-            # Counted by the write itself: a signal may interrupt right after it.
+            # The write itself counts the rows, because a signal may interrupt right after the write.
             self.replay._inserted = self.inserted + rows
             return call()
         finally:
@@ -187,7 +188,7 @@ class RateLimit:
             f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
         )
         if kind == "insert" and surplus + self.samples_per_insert * rows > self.tolerance:
-            # Until sampling may begin, inserts need not wait.
+            # Inserts need not wait before sampling may begin.
             return None if num_stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
         if kind == "sample" and surplus - rows < -self.tolerance:
             return f"Samples are ahead ({counts}): add more."

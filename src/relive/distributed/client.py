@@ -1,4 +1,4 @@
-"""The client of a service: calls its shards, sends rows to them and reads rows from them."""
+"""The client of a service: calls the shards, sends rows to them and reads rows from them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def start_actors(service: str, plan: ServicePlan, options: Mapping[str, Any]) ->
 
 
 def find_actor(service: str, shard: int) -> Any:
-    """Return the actor of a shard, by the name of its service."""
+    """Return the actor of a shard of a service; raises a ShardUnavailable if there is none."""
     try:
         return ray.get_actor(f"{service}/{shard}", namespace=NAMESPACE)
     except ValueError:
@@ -73,7 +73,7 @@ def find_actor(service: str, shard: int) -> Any:
 
 
 def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise if a service has another version of relive, or other arguments than its client expects."""
+    """Raise if a service has another version of relive than its client, or other arguments than `expected`."""
     own_settings = {"relive": relive.__version__, **to_plain(expected)}
     difference_text = describe_difference(own_settings, {key: description.get(key) for key in own_settings})
     if difference_text:
@@ -87,7 +87,7 @@ _RETRY_PAUSE = 0.1
 
 
 class Interrupted(Exception):
-    """The process of a shard ended before it answered; it may have executed the call."""
+    """The process of a shard ended before it answered a call; the call may have been executed."""
 
 
 class Calls:
@@ -97,15 +97,15 @@ class Calls:
         self._service, self._actors, self._timeout = service, actors, timeout
 
     def deadline(self) -> float:
-        """Return the latest time at which a call that starts now may end."""
+        """Return the time of `time.monotonic` at which a call that starts now must have ended."""
         return time.monotonic() + self._timeout
 
-    def start(self, shard: int, verb: str, *arguments: Any) -> Any:
-        """Start a call without waiting for it; returns a reference to the answer."""
-        return getattr(self._actors[shard], verb).remote(*arguments)
+    def start(self, shard: int, method: str, *arguments: Any) -> Any:
+        """Start a call without waiting for its end; return a reference to the answer."""
+        return getattr(self._actors[shard], method).remote(*arguments)
 
     def is_answered(self, ref: Any) -> bool:
-        """Whether the answer has arrived, so that `fetch` would not wait."""
+        """Whether the answer of a call has arrived, so that `fetch` would not wait."""
         return bool(ray.wait([ref], timeout=0)[0])
 
     def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
@@ -125,25 +125,27 @@ class Calls:
             # A shard that keeps dying interrupts every call, so the deadline must be checked here too.
             raise (Interrupted() if time.monotonic() < deadline else self.timeout_error(shard)) from error
 
-    def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Call the idempotent method `verb` of several shards at once; a shard that restarts is called again."""
-        refs = {shard: self.start(shard, verb, *each) for shard, each in arguments.items()}
+    def call(
+        self, method: str, deadline: float, arguments: Mapping[int, tuple[Any, ...]] | None = None
+    ) -> dict[int, Any]:
+        """Call an idempotent method of the shards in `arguments`, or of all shards without arguments, at once.
+
+        A shard that restarts is called again.
+        """
+        arguments = dict.fromkeys(range(len(self._actors)), ()) if arguments is None else arguments
+        refs = {shard: self.start(shard, method, *arguments[shard]) for shard in arguments}
         return {
-            shard: self._fetch_with_retries(shard, ref, deadline, verb, *arguments[shard])
+            shard: self._fetch_with_retries(shard, ref, deadline, method, *arguments[shard])
             for shard, ref in refs.items()
         }
 
-    def ask_all(self, verb: str, deadline: float) -> list[Any]:
-        """Call the method `verb` of every shard without arguments."""
-        return list(self.ask(verb, dict.fromkeys(range(len(self._actors)), ()), deadline).values())
-
-    def _fetch_with_retries(self, shard: int, ref: Any, deadline: float, verb: str, *arguments: Any) -> Any:
+    def _fetch_with_retries(self, shard: int, ref: Any, deadline: float, method: str, *arguments: Any) -> Any:
         while True:
             try:
                 return self.fetch(shard, ref, deadline)
             except Interrupted:
                 time.sleep(_RETRY_PAUSE)
-                ref = self.start(shard, verb, *arguments)
+                ref = self.start(shard, method, *arguments)
 
     def timeout_error(self, shard: int) -> ShardUnavailable:
         """Return the error for a shard that has not answered in time."""
@@ -160,7 +162,8 @@ class Calls:
             ray.kill(actor)
         deadline = self.deadline()
         for shard in range(len(self._actors)):
-            with suppress(ShardUnavailable):  # a call raises this once the process of the shard has ended
+            # A call raises a ShardUnavailable once the process of the shard has ended.
+            with suppress(ShardUnavailable):
                 while time.monotonic() < deadline:
                     self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
                     time.sleep(_RETRY_PAUSE)
@@ -171,7 +174,7 @@ _REOPEN_SECONDS = 5.0
 
 
 class ClientReader:
-    """Reads shards in place if they are on this machine, and by calls otherwise.
+    """Reads a shard's memory directly if the shard is on this machine, and by calls otherwise.
 
     Only the memory of a running shard is read. If the shard's process has ended, a call waits for the restart, and the
     client opens the new memory. If the memory cannot be opened, because the process has just ended or runs on another
@@ -179,49 +182,47 @@ class ClientReader:
     """
 
     may_read_in_place = True
-    """Whether to read shards in place; benchmarks set False to measure calls."""
+    """Whether the memory of shards may be read directly; benchmarks set False to measure calls."""
 
     def __init__(self, calls: Calls, plan: ServicePlan, seed: int | None) -> None:
         self._calls, self._plan, self._seed = calls, plan, seed
         self._local: dict[int, _LocalShard | None] = {}
-        self._opened_at: dict[int, float] = {}
-        """The time of the last attempt to open each shard's memory."""
+        self._attempt_times: dict[int, float] = {}
+        """Time of the last attempt to open each shard's memory."""
 
-    def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Call the method `verb` of each shard in `arguments`; returns the answers."""
+    def call(
+        self, method: str, deadline: float, arguments: Mapping[int, tuple[Any, ...]] | None = None
+    ) -> dict[int, Any]:
+        """Call a method of the shards in `arguments`, or of all shards without arguments; return the answers."""
+        arguments = dict.fromkeys(range(self._plan.num_shards), ()) if arguments is None else arguments
         local_readers = {shard: self._local_reader(shard, deadline) for shard in arguments}
-        remote = {shard: each for shard, each in arguments.items() if local_readers[shard] is None}
-        answers = self._calls.ask(verb, remote, deadline)
+        remote = {shard: arguments[shard] for shard, reader in local_readers.items() if reader is None}
+        answers = self._calls.call(method, deadline, remote)
         for shard, reader in local_readers.items():
-            if reader is not None:
-                answers[shard] = self._ask_in_place(shard, reader, deadline, verb, arguments[shard])
+            if reader is None:
+                continue
+            with reader.lock.within(deadline - time.monotonic()) as is_locked:
+                # The shard may hold the lock for long, for example while it saves many rows.
+                if not is_locked:
+                    raise self._calls.timeout_error(shard)
+                answers[shard] = getattr(reader, method)(*arguments[shard])
         return {shard: answers[shard] for shard in arguments}
 
-    def _ask_in_place(
-        self, shard: int, reader: ShardReader, deadline: float, verb: str, arguments: tuple[Any, ...]
-    ) -> Any:
-        with reader.lock.within(deadline - time.monotonic()) as is_locked:
-            if not is_locked:  # the shard holds the lock, for example while it saves many rows
-                raise self._calls.timeout_error(shard)
-            return getattr(reader, verb)(*arguments)
-
-    def ask_all(self, verb: str, deadline: float) -> list[Any]:
-        """Call the method `verb` of every shard without arguments."""
-        return list(self.ask(verb, dict.fromkeys(range(self._plan.num_shards), ()), deadline).values())
-
     @property
-    def in_place(self) -> int:
-        """The number of shards whose memory is open in this process."""
+    def num_local_shards(self) -> int:
+        """Number of shards whose memory is open in this process."""
         return sum(local_shard is not None for local_shard in self._local.values())
 
     def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
-        """Return a reader of the shard's memory, if it can be read here."""
+        """Return a reader of the shard's memory; None if the memory cannot be opened in this process."""
         local_shard = self._local.get(shard)
-        is_due = self.may_read_in_place and time.monotonic() - self._opened_at.get(shard, -math.inf) > _REOPEN_SECONDS
+        is_due = (
+            self.may_read_in_place and time.monotonic() - self._attempt_times.get(shard, -math.inf) > _REOPEN_SECONDS
+        )
         if is_due if local_shard is None else not local_shard.is_alive:
-            location = self._calls.ask("memory_location", {shard: ()}, deadline)[shard]
+            location = self._calls.call("memory_location", deadline, {shard: ()})[shard]
             local_shard = self._local[shard] = self._open(location, shard)
-            self._opened_at[shard] = time.monotonic()
+            self._attempt_times[shard] = time.monotonic()
         return None if local_shard is None else local_shard.reader
 
     def _open(self, location: MemoryLocation | None, shard: int) -> _LocalShard | None:
@@ -237,7 +238,7 @@ class ClientReader:
 
 
 class _LocalShard:
-    """A shard on this machine, with its process and a reader of its memory."""
+    """The process of a shard on this machine, and a reader of the shard's memory."""
 
     def __init__(self, process: int, reader: ShardReader) -> None:
         self.reader = reader
@@ -246,19 +247,20 @@ class _LocalShard:
 
     @property
     def is_alive(self) -> bool:
-        poll = select.poll()  # made per call: threads cannot share a poll object
+        # Made for every call, because threads cannot share a poll object.
+        poll = select.poll()
         poll.register(self._process_fd, select.POLLIN)
         return not poll.poll(0)
 
 
 MAX_RESEND_BYTES = 64 << 20
-"""The maximum bytes of confirmed blocks that a stream keeps, to send them again if the shard restarts."""
+"""Maximum bytes of confirmed blocks that a stream keeps, in case the shard restarts and needs the blocks again."""
 
 
 class Stream:
-    """Pushes blocks without waiting while fewer than `max_pending` are unconfirmed, then waits for the shard.
+    """Sends blocks to one shard; waits only while `max_pending` blocks are unconfirmed.
 
-    There is one call at a time. Blocks that are pushed during a call are sent together in the next one, so that a busy
+    There is one call at a time. Blocks that are pushed during a call are sent together in the next call, so that a busy
     shard gets fewer and larger calls. A block is kept until a checkpoint contains it, or until newer blocks need the
     memory. After a restart, the shard gets the kept blocks that it lacks; other missing blocks are lost.
     """
@@ -270,43 +272,43 @@ class Stream:
     def __init__(self, calls: Calls, shard: int, client: str, max_pending: int) -> None:
         self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
         self._position = 0
-        """The number of rows pushed."""
+        """Number of rows in all blocks so far."""
         self._unsaved_pushes: deque[Push] = deque()
         """Blocks that the shard has confirmed, but that no checkpoint contains."""
         self._sent_pushes: list[Push] = []
-        """Blocks of the current call, which has no answer yet."""
+        """Blocks of the current call, which was not answered yet."""
         self._waiting_pushes: list[Push] = []
-        """Blocks to send with the next call."""
+        """Blocks for the next call."""
         self._answer: Any = None
         """Ray's reference to the answer of the current call."""
-        self._asked_at = 0.0
-        """The time of the last check whether the answer has arrived."""
+        self._check_time = 0.0
+        """Time of the last check whether the answer has arrived."""
         self._envs: set[int] = set()
-        self.lost = 0
-        """The number of rows that restarts of the shard have lost for good."""
+        self.num_lost = 0
+        """Number of rows that restarts of the shard have lost for good."""
 
     @property
     def pending(self) -> int:
-        """The number of blocks that the shard has not confirmed."""
+        """Number of blocks that the shard has not confirmed."""
         return len(self._sent_pushes) + len(self._waiting_pushes)
 
-    def make_room(self, deadline: float) -> None:
-        """Wait until another block may be pushed. An error leaves the stream unchanged: the caller can retry."""
+    def wait_for_room(self, deadline: float) -> None:
+        """Wait until another block may be pushed. An error leaves the stream unchanged, and the caller can retry."""
         if self._is_answered():
             self._await_answer(deadline)
         while self.pending >= self._max_pending:
             self._await_answer(deadline)
 
     def send_waiting(self, deadline: float) -> None:
-        """Send the waiting blocks, which would otherwise wait for the next push, if the last call was answered."""
+        """Send the waiting blocks if the current call was answered, instead of keeping them until the next push."""
         if self._waiting_pushes and self._is_answered():
             self._await_answer(deadline)
 
     def _is_answered(self) -> bool:
         now = time.monotonic()
-        if not self._sent_pushes or now - self._asked_at <= self.poll_seconds:
+        if not self._sent_pushes or now - self._check_time <= self.poll_seconds:
             return False
-        self._asked_at = now
+        self._check_time = now
         return self._calls.is_answered(self._answer)
 
     def push(self, envs: np.ndarray, block: StepBlock, cut: np.ndarray) -> None:
@@ -331,7 +333,7 @@ class Stream:
     def _send(self) -> None:
         if self._waiting_pushes and not self._sent_pushes:
             self._answer = self._calls.start(self._shard, "push", self._client, self._waiting_pushes)
-            self._asked_at = time.monotonic()
+            self._check_time = time.monotonic()
             self._sent_pushes, self._waiting_pushes = self._waiting_pushes, []
 
     def _await_answer(self, deadline: float) -> None:
@@ -340,7 +342,8 @@ class Stream:
             ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
         except Interrupted:
             return self._resume(deadline)
-        if ack.applied < self._sent_pushes[-1].end:  # the shard has restarted and lacks earlier blocks
+        # A shard that has restarted lacks earlier blocks.
+        if ack.num_stored < self._sent_pushes[-1].end:
             return self._resume(deadline)
         self._unsaved_pushes.extend(self._sent_pushes)
         self._sent_pushes = []
@@ -348,27 +351,27 @@ class Stream:
         self._send()
         for message in ack.warnings:
             warn_user(message)
-        if ack.trouble is not None:
+        if ack.save_error is not None:
             consequence = "cannot write checkpoints, so that a restart loses newer rows."
-            warn_user(f"shard {self._shard}: {consequence} {ack.trouble}", UserWarning)
-        if ack.refused is not None:
-            raise ack.refused
+            warn_user(f"shard {self._shard}: {consequence} {ack.save_error}", UserWarning)
+        if ack.write_error is not None:
+            raise ack.write_error
 
     def _resume(self, deadline: float) -> None:
-        """Ask the shard which blocks it has, and send those that it lacks."""
+        """Send the shard the kept blocks that it lacks."""
         pushes = [*self._unsaved_pushes, *self._sent_pushes, *self._waiting_pushes]
         arguments = self._client, pushes[0].position, np.array(sorted(self._envs), np.int64)
-        ack: Ack = self._calls.ask("resume", {self._shard: arguments}, deadline)[self._shard]
-        self._unsaved_pushes = deque(push for push in pushes if push.end <= ack.applied)
-        self._sent_pushes, self._waiting_pushes = [], [push for push in pushes if push.end > ack.applied]
+        ack: Ack = self._calls.call("resume", deadline, {self._shard: arguments})[self._shard]
+        self._unsaved_pushes = deque(push for push in pushes if push.end <= ack.num_stored)
+        self._sent_pushes, self._waiting_pushes = [], [push for push in pushes if push.end > ack.num_stored]
         self._discard_saved_pushes(ack)
         self._send()
-        if ack.lost:
-            self.lost += ack.lost
-            warn_user(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", UserWarning)
+        if ack.num_lost:
+            self.num_lost += ack.num_lost
+            warn_user(f"shard {self._shard}: restarted, and lost {ack.num_lost} rows.", UserWarning)
 
     def _discard_saved_pushes(self, ack: Ack) -> None:
-        while self._unsaved_pushes and self._unsaved_pushes[0].end <= ack.durable:
+        while self._unsaved_pushes and self._unsaved_pushes[0].end <= ack.num_saved:
             self._unsaved_pushes.popleft()
         nbytes = sum(push.block.nbytes for push in self._unsaved_pushes)
         while nbytes > MAX_RESEND_BYTES:
@@ -376,53 +379,53 @@ class Stream:
 
 
 class Sender:
-    """Sends each environment's steps to its shard; several threads may use it."""
+    """Sends each environment's steps to its shard, for several threads."""
 
     def __init__(self, calls: Calls, plan: ServicePlan, max_pending: int) -> None:
         client = secrets.token_hex(16)
         self._calls, self._plan = calls, plan
         self.streams = [Stream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
-        self._cut: set[int] = set()
+        self._cut_envs: set[int] = set()
         """Environments whose next row starts a new episode."""
         self._lock = threading.RLock()
 
     @property
     def pending(self) -> int:
-        """The number of blocks that no shard has confirmed yet."""
+        """Number of blocks that no shard has confirmed yet."""
         return sum(stream.pending for stream in self.streams)
 
     @property
-    def lost(self) -> int:
-        """The number of rows that restarts of shards have lost for good."""
-        return sum(stream.lost for stream in self.streams)
+    def num_lost(self) -> int:
+        """Number of rows that restarts of shards have lost for good."""
+        return sum(stream.num_lost for stream in self.streams)
 
     def push(self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], envs: torch.Tensor) -> None:
-        """Send converted leaves and next observations [T, k, …] of k environments to their shards."""
+        """Send converted leaves and next observations [T, k, …] of k environments to the shards of these."""
         ids = envs.numpy()
         owner = self._plan.find_shards(ids)
         with self._lock:
             shards = sorted(set(owner.tolist()))
             deadline = self._calls.deadline()
             for shard in shards:
-                self.streams[shard].make_room(deadline)
+                self.streams[shard].wait_for_room(deadline)
             for shard in shards:
                 columns = torch.from_numpy(np.nonzero(owner == shard)[0])
-                parts = [leaves, next_leaves]
+                groups = [leaves, next_leaves]
                 if len(columns) < len(ids):
-                    parts = [[leaf[:, columns] for leaf in part] for part in parts]
+                    groups = [[leaf[:, columns] for leaf in group] for group in groups]
                 shard_envs = ids[columns.numpy()]
-                cut = np.array([env for env in shard_envs.tolist() if env in self._cut], np.int64)
-                self._cut.difference_update(cut.tolist())
+                cut_envs = np.array([env for env in shard_envs.tolist() if env in self._cut_envs], np.int64)
+                self._cut_envs.difference_update(cut_envs.tolist())
                 first = self._plan.envs(shard).start
-                self.streams[shard].push(shard_envs - first, pack(self._plan.schema, *parts), cut - first)
+                self.streams[shard].push(shard_envs - first, pack(self._plan.schema, *groups), cut_envs - first)
 
     def cut(self, envs: torch.Tensor) -> None:
-        """End the current episodes of `envs`: their next rows start new ones."""
+        """End the current episodes of `envs`: the next rows start new episodes."""
         with self._lock:
-            self._cut.update(envs.tolist())
+            self._cut_envs.update(envs.tolist())
 
     def send_waiting(self, deadline: float) -> None:
-        """Send waiting blocks to every shard that has answered its last call."""
+        """Send waiting blocks to every shard that has answered its current call."""
         with self._lock:
             for stream in self.streams:
                 stream.send_waiting(deadline)

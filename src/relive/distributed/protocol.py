@@ -38,9 +38,9 @@ class Checkpoint:
 
     Args:
         path: a folder that all machines of the service can access.
-        seconds: the time between saves.
-        rows: the number of steps between saves; None does not count steps.
-        keep: the number of newest checkpoints to keep.
+        seconds: time between saves, in seconds.
+        rows: number of steps between saves; None does not count steps.
+        keep: number of newest checkpoints to keep.
     """
 
     path: str | PathLike[str]
@@ -55,13 +55,12 @@ class Checkpoint:
         check_positive_int("Checkpoint.keep", self.keep)
 
     def shard_folder(self, shard: int) -> Path:
-        """Return the folder of a shard."""
         return Path(fspath(self.path)).absolute() / f"shard-{shard}"
 
 
 @dataclass(frozen=True)
 class ServicePlan:
-    """The settings of a service, the same in every shard and client."""
+    """The settings of a service, equal in every shard and client."""
 
     capacity: int
     obs: Any
@@ -83,7 +82,7 @@ class ServicePlan:
         if not isinstance(self.sampler, Uniform | Prioritized):
             remedy = "Pass one of these: other samplers cannot be split across shards."
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
-        # A buffer on the meta device, which has no memory, checks the other arguments.
+        # A buffer on the meta device checks the other arguments without allocating memory.
         self._make(self.capacity, self.num_envs, self.sampler, "meta")
 
     def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
@@ -102,7 +101,7 @@ class ServicePlan:
 
     @cached_property
     def schema(self) -> Schema:
-        """The schema of the rows."""
+        """Schema of the rows."""
         return replay_schema(self.obs, self.action, self.reward, self.extra)
 
     @cached_property
@@ -128,7 +127,7 @@ class ServicePlan:
 
     @property
     def shard_sampler(self) -> Sampler:
-        """The sampler of a shard, with beta=0: the client computes the weights from the rows of all shards."""
+        """Sampler of a shard, with beta=0, because the client computes weights from the rows of all shards."""
         return replace(self.sampler, beta=0.0) if isinstance(self.sampler, Prioritized) else self.sampler
 
     def buffer(self, shard: int) -> ReplayBuffer:
@@ -139,17 +138,17 @@ class ServicePlan:
 
     @property
     def memory(self) -> Memory:
-        """The memory of a shard: shared memory where the machine supports it."""
+        """Memory of a shard: shared memory if the machine supports it."""
         return Memory.shared() if supports_persistent_memory() else Memory.of("cpu")
 
-    def derive_seed(self, part: int) -> int | None:
-        """Return the seed of the shard `part`; `num_shards` gives the seed of the client."""
+    def derive_seed(self, number: int) -> int | None:
+        """Return the seed of the shard `number`; the number `num_shards` is that of the client."""
         if self.seed is None:
             return None
-        return int(np.random.SeedSequence([self.seed, part]).generate_state(1, np.uint64)[0] >> 1)
+        return int(np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> 1)
 
     def describe(self) -> dict[str, Any]:
-        """Return the plan as plain data, for clients and restarted shards to compare with their own."""
+        """Return the plan as plain data, which clients and restarted shards compare with their own plan."""
         return {"relive": relive.__version__, **to_plain({name: getattr(self, name) for name in _COMPARED_SETTINGS})}
 
 
@@ -192,7 +191,7 @@ ROWS_PER_LIFE = 1 << 32
 
 
 class ShardIds:
-    """The ids of one shard: (row + life · 2^32) · num_envs + env.
+    """The ids of one shard: (row + life · 2^32) · num_envs + env. A life of a shard ends when its process restarts.
 
     In a shard's first life the ids equal those of a single buffer. A shard that restarts from a checkpoint reuses the
     row numbers of lost rows; the number of its life distinguishes the new rows.
@@ -200,86 +199,85 @@ class ShardIds:
 
     def __init__(self, envs: range, num_envs: int, starts: np.ndarray, life: int) -> None:
         self.starts = starts
-        """The first row of each environment in each stored life [lives, envs]; a life ends where the next starts."""
+        """First row of each environment in each stored life [lives, envs]; a life ends where the next life starts."""
         self.life = life
-        """The number of the newest life."""
+        """Number of the newest life."""
         self._envs, self._num_envs = envs, num_envs
         if (life + 1) * ROWS_PER_LIFE * num_envs >= 1 << 63:
             raise OverflowError(explain("index", "ids below 2^63", f"{life} restarts", "Start a new service."))
 
-    def after_restart(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
-        """Return the ids after a restart, with a new life from row `head` [envs], and without lives before `oldest`."""
+    def begin_life(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
+        """Return the ids with a new life from row `head` [envs] on, and without lives that end before row `oldest`."""
         starts = np.concatenate([self.starts, head[None]])
         num_expired = int((starts[1:] <= oldest).all(1).sum())
         return ShardIds(self._envs, self._num_envs, starts[num_expired:], self.life + 1)
 
     def to_service(self, ids: np.ndarray) -> np.ndarray:
-        """Convert ids [B] of the shard's buffer to ids of the service."""
+        """Return ids of the service for ids [B] of the shard's buffer."""
         row, env = np.divmod(ids, len(self._envs))
-        before = (self.starts[:, env] <= row).sum(0)
-        life = self.life - len(self.starts) + before
+        num_begun = (self.starts[:, env] <= row).sum(0)
+        life = self.life - len(self.starts) + num_begun
         return (row + life * ROWS_PER_LIFE) * self._num_envs + env + self._envs.start
 
     def to_shard(self, ids: np.ndarray, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Convert ids [B] of the service to ids of the shard's buffer, with a mask of rows that were not lost."""
+        """Return ids of the shard's buffer for ids [B] of the service, and a mask of rows that were not lost."""
         rows, env = np.divmod(ids, self._num_envs)
         env = env - self._envs.start
         life, row = np.divmod(rows, ROWS_PER_LIFE)
-        inside = row * len(self._envs) + env
+        buffer_ids = row * len(self._envs) + env
         is_outside = (row >= head[env]) | (row < self.starts[-1, env])
-        never_issued = (ids < 0) | (life > self.life) | ((life == self.life) & is_outside)
-        if never_issued.any():
+        is_unissued = (ids < 0) | (life > self.life) | ((life == self.life) & is_outside)
+        if is_unissued.any():
             remedy = "Pass ids from batch['index']."
-            raise IndexError(explain("index", "the id of a stored transition", int(ids[never_issued][0]), remedy))
-        return inside, (row < head[env]) & (self.to_service(inside) == ids)
+            raise IndexError(explain("index", "the id of a stored transition", int(ids[is_unissued][0]), remedy))
+        return buffer_ids, (row < head[env]) & (self.to_service(buffer_ids) == ids)
 
 
 _BFLOAT16 = np.dtype("V2")
-"""The dtype of arrays of bfloat16, which numpy lacks: two raw bytes."""
+"""The dtype of arrays of bfloat16: two raw bytes, because numpy lacks bfloat16."""
 
 
 class StepBlock(NamedTuple):
-    """T steps of k environments. The next observation of a step is the observation of the step after it, except at
-    `breaks`."""
+    """T steps of k environments, with every observation once: next observations are stored only at `breaks`."""
 
     leaves: list[np.ndarray]
-    """The leaves in the schema's order: observations [T + 1, k, …], all others [T, k, …]."""
+    """Leaves in the schema's order: observations [T + 1, k, …], all others [T, k, …]."""
     breaks: np.ndarray
-    """The steps t · k + e whose next observation differs from the observation after them, int64 [M]."""
+    """Steps t · k + e whose next observation differs from the observation of the following step, int64 [M]."""
     next_obs: list[np.ndarray]
-    """The leaves of the next observations at `breaks` [M, …]."""
+    """Leaves of the next observations at `breaks` [M, …]."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all arrays."""
+        """Number of bytes of all arrays."""
         return sum(array.nbytes for array in (*self.leaves, self.breaks, *self.next_obs))
 
 
 def pack(schema: Schema, leaves: Sequence[torch.Tensor], next_leaves: Sequence[torch.Tensor]) -> StepBlock:
     """Copy converted leaves and next observations [T, k, …] into a block."""
     arrays = [to_array(leaf) for leaf in leaves]
-    following = [to_array(leaf) for leaf in next_leaves]
+    next_arrays = [to_array(leaf) for leaf in next_leaves]
     obs_leaves = schema.leaf_indices["obs"]
     is_break = np.zeros(arrays[0].shape[:2], np.bool_)
-    for i, after in zip(obs_leaves, following, strict=True):
-        is_break[:-1] |= _find_differing_rows(arrays[i][1:], after[:-1])
+    for i, next_array in zip(obs_leaves, next_arrays, strict=True):
+        is_break[:-1] |= _find_differing_rows(arrays[i][1:], next_array[:-1])
     breaks = np.flatnonzero(is_break)
-    finals = [after.reshape(-1, *after.shape[2:])[breaks] for after in following]
-    for i, after in zip(obs_leaves, following, strict=True):
-        arrays[i] = np.concatenate([arrays[i], after[-1:]])
-    return StepBlock([array if i in obs_leaves else array.copy() for i, array in enumerate(arrays)], breaks, finals)
+    next_obs = [array.reshape(-1, *array.shape[2:])[breaks] for array in next_arrays]
+    for i, next_array in zip(obs_leaves, next_arrays, strict=True):
+        arrays[i] = np.concatenate([arrays[i], next_array[-1:]])
+    return StepBlock([array if i in obs_leaves else array.copy() for i, array in enumerate(arrays)], breaks, next_obs)
 
 
 def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the leaves and the next observations of a block as arguments of `ReplayBuffer._write`."""
     arrays, next_leaves = list(block.leaves), []
-    for i, finals in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
-        after = arrays[i][1:]
+    for i, next_obs in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
+        next_array = arrays[i][1:]
         if len(block.breaks):
-            after = after.copy()
-            after.reshape(-1, *after.shape[2:])[block.breaks] = finals
+            next_array = next_array.copy()
+            next_array.reshape(-1, *next_array.shape[2:])[block.breaks] = next_obs
         arrays[i] = arrays[i][:-1]
-        next_leaves.append(after)
+        next_leaves.append(next_array)
     return tuple(map(_restore_bfloat16, arrays)), tuple(map(_restore_bfloat16, next_leaves))
 
 
@@ -299,7 +297,7 @@ def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tensor:
-    """Concatenate parts of a batch [b, …] into one tensor; a single tensor is not copied."""
+    """Concatenate arrays and tensors [b, …] of a batch into one tensor; a single tensor is not copied."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts):
         return to_tensor(arrays)
@@ -312,9 +310,10 @@ def _restore_bfloat16(array: np.ndarray) -> torch.Tensor | np.ndarray:
 
 
 def _find_differing_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return a mask of the rows [T, k, …] whose bytes differ: NaN equals itself, and 0.0 differs from -0.0."""
+    """Return a mask [T, k] of the rows [T, k, …] whose bytes differ: NaN equals itself, and 0.0 differs from -0.0."""
     size = a.itemsize * math.prod(a.shape[2:])
-    width = next(width for width in (8, 4, 2, 1) if size % width == 0)  # compare words as wide as the row size allows
+    # Rows are compared in words that are as wide as the size of a row allows.
+    width = next(width for width in (8, 4, 2, 1) if size % width == 0)
 
     def words(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x).reshape(-1).view(f"u{width}").reshape(*x.shape[:2], size // width)
@@ -322,74 +321,71 @@ def _find_differing_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (words(a) != words(b)).any(-1)
 
 
-# Messages between clients and shards
-
-
 class ShardTotals(NamedTuple):
-    """Figures of a shard that sampling across shards needs."""
+    """The numbers of a shard that sampling from all shards needs."""
 
     rows: int
-    """The number of stored transitions."""
+    """Number of stored transitions."""
     mass: tuple[float, int]
-    """The sum of the shard's priorities as (m, e), meaning m · 2^e; the shard is drawn in proportion to it."""
-    smallest: float
-    """The smallest priority in the shard."""
-    drawn: int
-    """The number of rows drawn from the shard so far."""
+    """Sum of the shard's priorities as (m, e), meaning m · 2^e. Shards are drawn in proportion to this sum."""
+    smallest_mass: float
+    """Smallest mass of a row in the shard."""
+    num_drawn: int
+    """Number of rows drawn from the shard so far."""
 
 
 class Draw(NamedTuple):
     """The rows of a batch that come from one shard."""
 
     totals: ShardTotals
-    """The shard's figures before the draw."""
+    """Numbers of the shard before the draw."""
     leaves: dict[FieldPath, Any]
     """Tensors [B, …], or arrays if the shard is in another process."""
     masses: np.ndarray | None
-    """The priority of each row, float64 [B]; None for uniform draws."""
+    """Priority of each row, float64 [B]; None for uniform draws."""
 
 
 class Push(NamedTuple):
     """A block of a client, and its position in the client's stream."""
 
     position: int
-    """The number of rows in earlier blocks of the client."""
+    """Number of rows in earlier blocks of the client."""
     envs: np.ndarray
-    """The environments of the block [k], numbered within the shard."""
+    """Environments of the block [k], numbered within the shard."""
     block: StepBlock
-    cut: np.ndarray
-    """The environments whose rows begin a new episode, numbered within the shard."""
+    cut_envs: np.ndarray
+    """Environments whose rows begin a new episode, numbered within the shard."""
 
     @property
     def rows(self) -> int:
-        """The number of rows in the block."""
+        """Number of rows in the block."""
         return (len(self.block.leaves[0]) - 1) * len(self.envs)
 
     @property
     def end(self) -> int:
-        """The number of rows in the blocks of the client up to and including this one."""
+        """Number of rows in this block and all earlier blocks of the client."""
         return self.position + self.rows
 
 
 class Ack(NamedTuple):
-    """A shard's answer to a client: the state of the client's stream."""
+    """A shard's answer to a client: the state of the client's stream of blocks."""
 
-    applied: int
-    """The number of rows that the shard has."""
-    durable: int
-    """The number of rows that are saved in a checkpoint; in a service without checkpoints, the same as `applied`."""
-    lost: int = 0
-    """The number of rows that a restart has lost and that the client has not kept."""
-    refused: Exception | None = None
-    """The error of a block that the buffer refused."""
+    num_stored: int
+    """Number of the client's rows that the shard has stored."""
+    num_saved: int
+    """Number of the client's rows in the newest checkpoint; in a service without checkpoints, equal to `num_stored`."""
+    num_lost: int = 0
+    """Number of rows that a restart has lost and that the client has not kept."""
+    write_error: Exception | None = None
+    """Error of a block that the buffer refused."""
     warnings: tuple[str, ...] = ()
     """Warnings about stored data that looks like a mistake."""
-    trouble: str | None = None
-    """The reason why the shard cannot write checkpoints; sent once to each client."""
+    save_error: str | None = None
+    """Reason why the shard cannot write checkpoints; sent once to each client."""
 
 
 class MemoryLocation(NamedTuple):
-    """The process of a shard, and the handle with which other processes of the machine open its memory."""
+    """The process of a shard, and the handle with which other processes of the machine open the shard's memory."""
 
     process: int
     handle: Handle

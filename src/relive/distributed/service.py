@@ -39,51 +39,52 @@ def draw_shares(random: np.random.Generator, count: int, batch_size: int, totals
     return random.multinomial(batch_size, mass / mass.sum(), count).T
 
 
-def compute_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
-    """Return importance weights [B], (smallest mass / mass_i)^beta, when `before` rows were drawn before this batch.
+def compute_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], num_drawn: int) -> torch.Tensor:
+    """Return importance weights [B], (smallest mass / mass_i)^beta, of a batch that `num_drawn` drawn rows precede.
 
-    Shards count drawn rows, not calls; `before` divided by the batch size is the number of calls for a schedule.
+    Shards count drawn rows, not calls; `num_drawn` divided by the batch size is the number of calls for a schedule.
     """
     masses = torch.from_numpy(np.concatenate([draw.masses for draw in draws if draw.masses is not None]))
     smallest = float(masses.min())
     if sampler.normalize == "global":
-        smallest = min(smallest, *(shard.smallest for shard in totals))
-    return importance_weights(masses, smallest, sampler.beta_after(before, before // len(masses)))
+        smallest = min(smallest, *(shard.smallest_mass for shard in totals))
+    return importance_weights(masses, smallest, sampler.beta_after(num_drawn, num_drawn // len(masses)))
 
 
 class Writer:
     """Collects steps of some environments and sends them to a service in blocks; `ReplayService.writer` makes one.
 
-    A full block is sent when the next step comes, so that a call that raises has not taken its step and may be
-    repeated. The end of a `with` block sends the remaining steps and waits until the service has them.
+    A full block is sent by the call that adds the next step, so that a call that raises has not added its step and may
+    be repeated. The end of a `with` block sends the remaining steps and waits until the service has stored them.
 
     Args:
         service: the service.
-        sender: the sender of the service's client.
-        envs: the environments of this writer [k].
-        block: the number of steps that are sent together.
+        sender: sender of the service's client.
+        envs: environments of this writer [k].
+        block: number of steps that are sent together.
     """
 
     def __init__(self, service: ReplayService, sender: Sender, envs: torch.Tensor, block: int) -> None:
-        self._service, self._sender, self._envs, self._count = service, sender, envs, 0
+        self._service, self._sender, self._envs, self._num_steps = service, sender, envs, 0
         self._schema: Schema = service.plan.schema
         self._autoreset = parse_autoreset(service.plan.autoreset)
         shapes = [
             (check_positive_int("block", block), len(envs), *caller_shape(field)) for field in self._schema.fields
         ]
         self._leaves = [
-            torch.empty(s, dtype=f.dtype, device="cpu") for s, f in zip(shapes, self._schema.fields, strict=True)
+            torch.empty(shape, dtype=field.dtype, device="cpu")
+            for shape, field in zip(shapes, self._schema.fields, strict=True)
         ]
         self._next_leaves = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
 
     def add(
         self, obs: Any, action: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any, **extra: Any
     ) -> None:
-        """Take one step of every environment of this writer."""
+        """Add one step of every environment of this writer."""
         self._store_step((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
 
     def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
-        """Take one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`."""
+        """Add one step of a Gymnasium environment: `step = env.step(action)`, after the observation `obs`."""
         leading_shape = (len(self._envs),)
         next_leaves, *rest = true_next_obs(step, self._autoreset, self._schema, leading_shape, _HOST)
         self._store_step((obs, action, *rest), next_leaves, extra)
@@ -96,31 +97,32 @@ class Writer:
         leaves = [leaf for name, value in fields for leaf in schema.flatten(name, value)]
         convert, leading_shape = self._service.plan.convert, (len(self._envs),)
         converted = [convert(i, leaf, leading_shape) for i, leaf in enumerate(leaves)]
-        following = [
+        converted_next_leaves = [
             convert(i, leaf, leading_shape, "next_")
             for i, leaf in zip(schema.leaf_indices["obs"], next_leaves, strict=True)
         ]
-        if self._count == len(self._leaves[0]):
+        if self._num_steps == len(self._leaves[0]):
             self._push()
-        for block, leaf in zip((*self._leaves, *self._next_leaves), (*converted, *following), strict=True):
-            block[self._count] = leaf
-        self._count += 1
+        for block, leaf in zip((*self._leaves, *self._next_leaves), (*converted, *converted_next_leaves), strict=True):
+            block[self._num_steps] = leaf
+        self._num_steps += 1
 
     def cut(self) -> None:
-        """End the current episodes, which were abandoned: the next observations start new ones."""
+        """Mark the current episodes as abandoned: the next observations start new episodes."""
         self._push()
         self._service.cut(self._envs)
 
     def flush(self) -> None:
-        """Send the remaining steps, and wait until the service has them."""
+        """Send the remaining steps, and wait until the service has stored them."""
         self._push()
         self._service.flush()
 
     def _push(self) -> None:
-        if self._count:
-            leaves, next_leaves = ([leaf[: self._count] for leaf in part] for part in (self._leaves, self._next_leaves))
+        count = self._num_steps
+        if count:
+            leaves, next_leaves = ([leaf[:count] for leaf in group] for group in (self._leaves, self._next_leaves))
             self._sender.push(leaves, next_leaves, self._envs)
-            self._count = 0
+            self._num_steps = 0
 
     def __enter__(self) -> Writer:
         return self
@@ -138,29 +140,29 @@ class ReplayService:
     """A replay buffer that many processes of a Ray cluster write to and sample from.
 
     Its environments are divided among `num_shards` processes, each with a `ReplayBuffer`; all rows of an environment
-    are in one of them. The service samples like one buffer: `index` names a row for the whole life of the service, and
-    rows are drawn and weighted by their priority among all shards.
+    are in one of these. The service samples like one buffer: `index` identifies a row for the whole life of the
+    service, and rows are drawn and weighted by their priority among all shards.
 
     With a `checkpoint`, the shards save themselves. A shard whose process dies restarts from its newest checkpoint, and
-    clients send the rows that it lost again. Without a checkpoint, the service ends with the first shard that dies. It
-    lives until `close()`, or until this object or the job that made it ends.
+    clients send the lost rows again. Without a checkpoint, the service ends with the first shard that dies. A service
+    lives until `close()`, or until this object or the job that made the service ends.
 
     Args:
-        name: the name by which other processes of the cluster find the service.
-        capacity: the number of rows in all shards together, a multiple of `num_envs`.
+        name: name by which other processes of the cluster find the service.
+        capacity: number of rows in all shards together, a multiple of `num_envs`.
         obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
-        action: one environment's action, declared likewise.
-        num_shards: the number of processes that keep the rows.
-        num_envs: the number of environments of all writers together.
-        reward: one environment's reward, declared likewise; one number by default.
+        action: one environment's action, declared like `obs`.
+        num_shards: number of processes that store the rows.
+        num_envs: number of environments of all writers together.
+        reward: one environment's reward, declared like `obs`; one number by default.
         extra: further fields of a row, by name.
         sampler: the sampler, `Uniform(…)` by default or `Prioritized(…)`.
         autoreset: how the vector environments reset: "NEXT_STEP", "SAME_STEP" or "DISABLED".
-        checkpoint: the folder, and optionally the interval, of checkpoints: a path, or a `Checkpoint`.
-        seed: the seed of the draws; None takes one from the system.
-        timeout: the longest time that a call waits, in seconds. ShardUnavailable says which shard did not answer, and
+        checkpoint: folder of the checkpoints, or a `Checkpoint` with the folder and the interval.
+        seed: seed of the draws; None takes one from the system.
+        timeout: maximum seconds that a call waits. A ShardUnavailable contains the shard that did not answer, and
             whether trying again may help.
-        max_pending: the most blocks of a client that a shard has not confirmed.
+        max_pending: maximum number of blocks of a client that a shard has not confirmed.
         ray_options: options of the processes' actors (`num_cpus`, `resources`, `scheduling_strategy`, …).
     """
 
@@ -192,7 +194,7 @@ class ReplayService:
         actors = start_actors(name, plan, ray_options or {})
         self._connect(name, plan, actors, timeout, max_pending, plan.derive_seed(num_shards))
         try:
-            self._calls.ask_all("hello", self._calls.deadline())
+            self._calls.call("describe_plan", self._calls.deadline())
         except BaseException:
             self._calls.end()
             raise
@@ -202,15 +204,15 @@ class ReplayService:
         cls, name: str, *, seed: int | None = None, timeout: float = _TIMEOUT, max_pending: int = _MAX_PENDING,
         **expected: Any,
     ) -> ReplayService:  # fmt: skip
-        """The service `name`, which another process of the cluster has made.
+        """Return a client of the service `name`, which another process of the cluster has made.
 
-        `expected` may repeat arguments of the service (`obs=`, `num_envs=`, …). If one of them differs, or the version
-        of relive does, an IncompatibleService is raised.
+        `expected` may repeat arguments of the service (`obs=`, `num_envs=`, …). An IncompatibleService is raised if one
+        of these arguments differs from the service's, or the version of relive does.
         """
-        first = Calls(name, [find_actor(name, 0)], timeout)
-        deadline = first.deadline()
-        require_compatible(name, first.ask_all("hello", deadline)[0], expected)
-        plan: ServicePlan = first.ask_all("plan", deadline)[0]
+        first_shard = Calls(name, [find_actor(name, 0)], timeout)
+        deadline = first_shard.deadline()
+        require_compatible(name, first_shard.call("describe_plan", deadline)[0], expected)
+        plan: ServicePlan = first_shard.call("plan", deadline)[0]
         service = cls.__new__(cls)
         actors = [find_actor(name, shard) for shard in range(plan.num_shards)]
         service._connect(name, plan, actors, timeout, max_pending, seed)
@@ -230,13 +232,11 @@ class ReplayService:
     def __reduce__(self) -> Any:
         return partial(ReplayService.connect, self.name, **self._settings), ()
 
-    # Writing
-
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
         """Send a block of steps [T, k] in time order, with next_obs, of all environments or of `env_ids`.
 
-        The call returns when the block is under way; a later call raises the shard's errors. If this call raises, it
-        has sent nothing and may be repeated.
+        The call does not wait until the block is stored; a later call raises the shard's errors. A call that raises has
+        sent nothing and may be repeated.
         """
         schema, names = self.plan.schema, (*self.plan.schema.names, "next_obs")
         check_keys("extend", batch, names, "fields")
@@ -253,46 +253,44 @@ class ReplayService:
         self._sender.push(leaves, convert("next_obs", "obs", "next_"), envs)
 
     def writer(self, env_ids: Any = None, *, block: int = 64) -> Writer:
-        """A writer that takes single steps of all environments, or of `env_ids`, and sends blocks of `block` steps."""
+        """Return a writer that collects steps of all environments, or of `env_ids`, into blocks of `block` steps."""
         return Writer(self, self._sender, self._envs(env_ids), block)
 
     def cut(self, env_ids: Any = None) -> None:
-        """End the current episodes, which were abandoned: the next observations start new ones."""
+        """Mark the current episodes as abandoned: the next observations start new episodes."""
         self._sender.cut(self._envs(env_ids))
 
     def flush(self) -> None:
-        """Wait until the shards have every row that this client has sent."""
+        """Wait until the shards have stored every row that this client has sent."""
         self._sender.flush(self._calls.deadline())
 
     def clear(self) -> None:
-        """Remove every row and priority; ids are not used again."""
+        """Delete every row and priority. Ids continue."""
         deadline = self._calls.deadline()
         self._sender.flush(deadline)
-        self._calls.ask_all("clear", deadline)
+        self._calls.call("clear", deadline)
 
     def _envs(self, env_ids: Any) -> torch.Tensor:
         return convert_env_ids(np.arange(self.plan.num_envs) if env_ids is None else env_ids, self.plan.num_envs, _HOST)
 
-    # Reading
-
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None
     ) -> lazy.TensorDict:
-        """Return a batch of `batch_size` rows that the sampler chooses among all shards, read as `view` says.
+        """Return a batch of `batch_size` rows that the sampler chooses among all shards, read by `view`.
 
-        With several shards, a first round of calls asks for each shard's share of the total priority, and a second one
-        draws rows by these shares. If rows are written between the two, the shares are slightly old: a shard whose
-        share has grown from m to m' gives m/m' of the rows that it should.
+        With several shards, a first round of calls reads each shard's share of the total priority, and a second round
+        draws rows by these shares. If rows are written between the two rounds, the shares are slightly old: a shard
+        whose share has grown from m to m' returns m/m' of the rows that it should.
         """
         return self._sample(1, batch_size, view, device)[0]
 
     def batches(
         self, batch_size: int, view: View | None = None, *, ahead: int = 8, device: torch.device | str | None = None
     ) -> Generator[lazy.TensorDict, None, None]:
-        """Yield batches of `sample` without end; one call requests `ahead` batches while earlier ones are used.
+        """Yield batches of `sample` without end; one call requests `ahead` batches while earlier batches are used.
 
-        A learner then seldom waits, and a batch costs a fraction of a call. Rows and priorities of a batch may be up to
-        two times `ahead` batches old.
+        A learner then seldom waits, and a batch costs a fraction of a call. A batch may have been drawn up to two times
+        `ahead` batches earlier.
         """
         check_positive_int("ahead", ahead)
         with ThreadPoolExecutor(1, initializer=worker_call_site.set, initargs=(find_call_site(),)) as executor:
@@ -305,7 +303,7 @@ class ReplayService:
     def _sample(
         self, count: int, batch_size: int, view: View | None, device: torch.device | str | None
     ) -> list[lazy.TensorDict]:
-        """Return `count` batches, drawn one after the other."""
+        """Return `count` batches, drawn in sequence."""
         check_batch_size("sample", batch_size)
         target = check_destination(device)
         deadline = self._calls.deadline()
@@ -315,7 +313,8 @@ class ReplayService:
         except NotReadyError:
             if not self._sender.pending:
                 raise
-            self._sender.flush(deadline)  # with the pending rows of this client there may be enough
+            # The rows that this client has sent but that were not stored yet may suffice.
+            self._sender.flush(deadline)
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 
@@ -323,24 +322,24 @@ class ReplayService:
         totals: list[ShardTotals] = []
         shares = np.full((1, count), batch_size)
         if self.plan.num_shards > 1:
-            totals = self._reader.ask_all("totals", deadline)
+            totals = list(self._reader.call("totals", deadline).values())
             with self._random_lock:
                 shares = draw_shares(self._random, count, batch_size, totals)
         arguments = {shard: (counts.tolist(), view) for shard, counts in enumerate(shares) if counts.any()}
-        answers: dict[int, list[Draw | None]] = self._reader.ask("draw", arguments, deadline)
+        answers: dict[int, list[Draw | None]] = self._reader.call("draw", deadline, arguments)
         batches: list[lazy.TensorDict] = []
-        for parts in zip(*answers.values(), strict=True):
-            draws = [draw for draw in parts if draw is not None]
+        for shard_draws in zip(*answers.values(), strict=True):
+            draws = [draw for draw in shard_draws if draw is not None]
             totals = totals or [draws[0].totals]
             leaves = {path: concatenate_parts([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
             if isinstance(self.plan.sampler, Prioritized):
-                before = sum(shard.drawn for shard in totals) + batch_size * len(batches)
-                leaves["weight",] = compute_weights(self.plan.sampler, draws, totals, before)
+                num_drawn = sum(shard.num_drawn for shard in totals) + batch_size * len(batches)
+                leaves["weight",] = compute_weights(self.plan.sampler, draws, totals, num_drawn)
             batches.append(assemble(leaves, torch.Size((batch_size,))))
         return batches
 
     def update_priority(self, index: Any, priority: Any) -> int:
-        """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
+        """Set the priorities of the rows `index` (of a batch); return how many overwritten rows were skipped.
 
         `index` may be the "step_index" [B, L] of sequences, with priorities of this shape. An id that was never issued
         is an IndexError of its shard; the other shards then update their rows.
@@ -355,13 +354,13 @@ class ReplayService:
             values = values.reshape(-1)[is_id]
         numbers = sampler.convert_priorities(values, len(ids))[0].numpy()
         owner = self.plan.find_shards(ids % self.plan.num_envs)
-        # Call every shard: new rows get the largest priority that any shard has accepted.
-        parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
+        # Every shard is called, because new rows get the largest priority that any shard has accepted.
+        updates = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
         deadline = self._calls.deadline()
-        answers: dict[int, tuple[int, float]] = self._reader.ask("update", parts, deadline)
+        answers: dict[int, tuple[int, float]] = self._reader.call("update", deadline, updates)
         max_priority = max(largest for _, largest in answers.values())
         outdated_shards = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
-        self._reader.ask("raise_largest_priority", outdated_shards, deadline)
+        self._reader.call("raise_largest_priority", deadline, outdated_shards)
         return sum(stale for stale, _ in answers.values())
 
     def write(self, index: Any, **fields: Any) -> int:
@@ -377,32 +376,33 @@ class ReplayService:
             value = self.plan.convert(i, _to_host(leaf), leading_shape)
             values[i] = to_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[is_id]
         owner = self.plan.find_shards(ids % self.plan.num_envs)
-        parts = {int(s): (ids[owner == s], {i: x[owner == s] for i, x in values.items()}) for s in np.unique(owner)}
-        return sum(self._reader.ask("write", parts, self._calls.deadline()).values())
+        writes = {int(s): (ids[owner == s], {i: x[owner == s] for i, x in values.items()}) for s in np.unique(owner)}
+        return sum(self._reader.call("write", self._calls.deadline(), writes).values())
 
     def __len__(self) -> int:
-        """The number of stored transitions."""
-        return sum(shard.rows for shard in self._reader.ask_all("totals", self._calls.deadline()))
-
-    # Saving, statistics, closing
+        """Return the number of stored transitions."""
+        return sum(shard.rows for shard in self._reader.call("totals", self._calls.deadline()).values())
 
     def save(self) -> list[int]:
-        """Save every shard, with every row that this client has sent; returns the numbers of their checkpoints."""
+        """Save every shard, with every row that this client has sent; return the number of each shard's checkpoint."""
         deadline = self._calls.deadline()
         self._sender.flush(deadline)
-        numbers = self._calls.ask_all("save", deadline)
+        numbers = self._calls.call("save", deadline)
         self._sender.flush(deadline)
-        return numbers
+        return list(numbers.values())
 
     def stats(self) -> dict[str, Any]:
-        """The stored rows, this client's pending blocks and lost rows, the number of shards that it reads in place, and
-        figures of each shard; `sampled` of a shard counts the rows that it drew in calls."""
-        shards = self._calls.ask_all("stats", self._calls.deadline())
+        """Return numbers of stored rows, of this client's pending blocks and lost rows, and of each shard.
+
+        "in_place" is the number of shards whose memory this client reads directly. "sampled" of a shard counts only
+        rows that were drawn by calls.
+        """
+        shards = list(self._calls.call("stats", self._calls.deadline()).values())
         return {
             "rows": sum(shard["rows"] for shard in shards),
             "pending": self._sender.pending,
-            "lost": self._sender.lost,
-            "in_place": self._reader.in_place,
+            "lost": self._sender.num_lost,
+            "in_place": self._reader.num_local_shards,
             "shards": shards,
         }
 

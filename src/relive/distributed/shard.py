@@ -1,4 +1,4 @@
-"""A shard of a service: a process with a replay buffer, its checkpoints, and the positions of the clients' streams."""
+"""A shard of a service: a process with a replay buffer, which saves the buffer and the positions of its clients."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class ShardReader:
 
     @property
     def lock(self) -> Any:
-        """The lock of the buffer, shared by all processes that share its memory."""
+        """Lock of the buffer, for all processes that share the buffer's memory."""
         return self._buffer._lock
 
     @property
     def _heads(self) -> np.ndarray:
-        """The number of the next row of each environment [envs]."""
+        """Number of the next row of each environment [envs]."""
         return self._buffer.storage.ring.head.numpy()
 
     @property
@@ -61,7 +61,6 @@ class ShardReader:
         return self._buffer.sampler if isinstance(self._plan.sampler, Prioritized) else None
 
     def totals(self) -> ShardTotals:
-        """Return the current figures of the shard."""
         buffer, priorities = self._buffer, self._priorities
         rows = len(buffer)
         if priorities is None:
@@ -69,7 +68,7 @@ class ShardReader:
         return ShardTotals(rows, priorities.total_mass(), priorities.smallest_mass(), priorities.num_drawn)
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
-        """Draw the shard's part of several batches. Weights are not included: they depend on all shards."""
+        """Draw this shard's rows of several batches. Weights are left out, because they depend on all shards."""
         return [self._draw(count, view) if count else None for count in counts]
 
     def _draw(self, count: int, view: View | None) -> Draw:
@@ -90,14 +89,14 @@ class ShardReader:
         return Draw(totals, leaves, masses)
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
-        """Update priorities; returns the number of overwritten rows and the largest priority accepted so far."""
+        """Update priorities; return the number of overwritten rows and the largest priority accepted so far."""
         with self.lock:
             buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             stale = self._buffer.update_priority(buffer_ids[is_valid], priority[is_valid])
             return stale + int((~is_valid).sum()), self._priorities.merge_largest()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
-        """Write mutable leaves of rows; returns the number of rows that were overwritten or lost in a restart."""
+        """Write mutable leaves of rows; return the number of rows that were overwritten or lost in a restart."""
         with self.lock:
             buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             values = {i: to_tensor([array[is_valid]]) for i, array in leaves.items()}
@@ -105,35 +104,36 @@ class ShardReader:
             return write_back(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
-        """Raise the priority of new rows to `priority`, which another shard has accepted."""
+        """Set the priority of new rows to `priority`, which another shard has accepted, if that is larger."""
         with self.lock:
             self._priorities.merge_largest(priority)
 
 
 MAX_CLIENTS = 4096
-"""The maximum number of clients whose positions a shard stores; the least recently active are dropped."""
+"""Maximum number of clients whose positions a shard stores; the least recently active clients are dropped."""
 
 
 class Shard(ShardReader):
-    """Keeps the rows of the environments `plan.envs(number)`, and continues from its newest checkpoint.
+    """Stores the rows of the environments `plan.envs(number)`, and continues from its newest checkpoint.
 
-    A client's rows come as a stream: every push has its position in it. The shard skips blocks that it has and does not
-    take blocks that leave a gap, so that a push may be repeated. The position of each stream is saved in the same
-    checkpoint as the rows.
+    Every push of a client contains its position in the stream of the client's rows. The shard skips blocks that it has
+    stored and blocks that would leave a gap, so that a push may be repeated. The position of each client is saved in
+    the same checkpoint as the rows.
     """
 
     def __init__(self, plan: ServicePlan, number: int) -> None:
         self._plan, self._number = plan, number
-        self._applied: dict[str, int] = {}
-        self._durable: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
+        """Number of stored rows of each client, the least recently active first."""
+        self._saved_positions: dict[str, int] = {}
         self._counts = dict.fromkeys(("pushed", "duplicate", "sampled", "lost"), 0)
         self._failure: Exception | None = None
-        """The exception of `_start`, which every call raises; Ray would hide an exception of the constructor."""
-        self._trouble: str | None = None
-        """The reason why the last automatic save failed."""
+        """Exception of `_start`, which every call raises, because Ray would hide an exception of the constructor."""
+        self._save_error: str | None = None
+        """Reason why the last automatic save failed."""
         self._informed_clients: set[str] = set()
-        """Clients that have received the current `_trouble`."""
-        self._saved_at, self._unsaved, self._checkpoint = time.monotonic(), 0, 0
+        """Clients that have received the current `_save_error`."""
+        self._save_time, self._num_unsaved, self._checkpoint = time.monotonic(), 0, 0
         try:
             self._start()
         except Exception as error:
@@ -150,11 +150,11 @@ class Shard(ShardReader):
             path = plan.checkpoint.shard_folder(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
             load_folder(path, ReplayBuffer, None, options, accept=self._restore)
-        # Save at once: a restart must count this life, in which ids may be issued.
+        # This life, in which ids may be issued, must be in a checkpoint before the next restart.
         self.save()
 
     def _restore(self, buffer: Any, snapshot: SnapshotReader) -> None:
-        """Continue from a checkpoint; raises unless this shard wrote its note."""
+        """Continue from a checkpoint; raise unless this shard wrote the note in the checkpoint."""
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.shard_folder(self._number)
         if "note" not in snapshot.values.value:
@@ -176,10 +176,10 @@ class Shard(ShardReader):
             expected = "a number of rows for each client, and each client once"
             raise snapshot.array_node("note.positions", positions.tolist()).error(expected)
         rows = buffer.rows()
-        before = self._saved_ids(note, snapshot, rows.stop)
-        self._applied = dict(zip(clients, positions.tolist(), strict=True))
+        saved_ids = self._saved_ids(note, snapshot, rows.stop)
+        self._positions = dict(zip(clients, positions.tolist(), strict=True))
         self._replay = buffer
-        self._ids = before.after_restart(rows.stop.numpy(), rows.first.numpy())
+        self._ids = saved_ids.begin_life(rows.stop.numpy(), rows.first.numpy())
 
     def _require_described_buffer(self, buffer: Any, plan: Node) -> None:
         """Raise unless the checkpoint's buffer is the one that its note describes."""
@@ -211,38 +211,36 @@ class Shard(ShardReader):
             raise self._failure
         return self._replay
 
-    def hello(self) -> dict[str, Any]:
-        """Return the plan as plain data, which a client of any version can read."""
+    def describe_plan(self) -> dict[str, Any]:
+        """Return the plan as plain data, which a client with another version of relive can read too."""
         _ = self._buffer
         return self._plan.describe()
 
     def plan(self) -> ServicePlan:
-        """Return the plan of the service."""
         return self._plan
-
-    # Writing
 
     def push(self, client: str, pushes: list[Push]) -> Ack:
         """Store blocks of a client, in order. A block that the buffer refuses counts as sent; the rest are stored."""
         first_error: Exception | None = None
         warnings: list[str] = []
         for push in pushes:
-            if push.end <= self._applied.get(client, 0):
+            position = self._positions.get(client, 0)
+            if push.end <= position:
                 self._counts["duplicate"] += push.rows
-            elif push.position == self._applied.get(client, 0):
+            elif push.position == position:
                 self._advance(client, push.end)
                 try:
                     warnings += self._write(push)
                 except Exception as error:
                     first_error = first_error or error
         self._save_if_due()
-        trouble = None if client in self._informed_clients else self._trouble
-        if trouble is not None:
+        save_error = None if client in self._informed_clients else self._save_error
+        if save_error is not None:
             self._informed_clients.add(client)
-        return self._ack(client)._replace(refused=first_error, warnings=tuple(warnings), trouble=trouble)
+        return self._ack(client)._replace(write_error=first_error, warnings=tuple(warnings), save_error=save_error)
 
     def _write(self, push: Push) -> list[str]:
-        """Store a block; returns warnings about the data, which the client issues."""
+        """Store a block; return warnings about the data, which the client issues."""
         buffer = self._buffer
         steps = push.rows // len(push.envs)
         rows = int(self._heads.max()) + 4 * steps
@@ -250,70 +248,66 @@ class Shard(ShardReader):
             expected = f"fewer than {ROWS_PER_LIFE} rows per environment"
             raise OverflowError(explain("extend", expected, rows, "Start a new service."))
         with buffer._lock:
-            if len(push.cut):
-                buffer.cut(push.cut)
+            if len(push.cut_envs):
+                buffer.cut(push.cut_envs)
             envs = torch.as_tensor(np.array(push.envs), device="cpu")
             buffer._write(*unpack(self._plan.schema, push.block), envs, steps)
             message, buffer.storage.warning = buffer.storage.warning, None
         self._counts["pushed"] += push.rows
-        self._unsaved += push.rows
+        self._num_unsaved += push.rows
         return [] if message is None else [message]
 
     def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
-        """Continue the stream of a client without blocks before `position`: missing rows are lost, episodes are cut."""
-        num_lost = position - self._applied.get(client, 0)
+        """Continue the stream of a client at `position`: rows before it that are missing are lost, episodes are cut."""
+        num_lost = position - self._positions.get(client, 0)
         if num_lost <= 0:
             return self._ack(client)
         self._buffer.cut(envs)
         self._counts["lost"] += num_lost
         self._advance(client, position)
-        return self._ack(client)._replace(lost=num_lost)
+        return self._ack(client)._replace(num_lost=num_lost)
 
     def _advance(self, client: str, position: int) -> None:
-        self._applied.pop(client, None)
-        self._applied[client] = position
-        if len(self._applied) > MAX_CLIENTS:
-            del self._applied[next(iter(self._applied))]
+        self._positions.pop(client, None)
+        self._positions[client] = position
+        if len(self._positions) > MAX_CLIENTS:
+            del self._positions[next(iter(self._positions))]
 
     def _ack(self, client: str) -> Ack:
-        applied = self._applied.get(client, 0)
-        return Ack(applied, applied if self._plan.checkpoint is None else self._durable.get(client, 0))
+        position = self._positions.get(client, 0)
+        return Ack(position, position if self._plan.checkpoint is None else self._saved_positions.get(client, 0))
 
     def clear(self) -> None:
-        """Remove every row, also from the newest checkpoint."""
+        """Remove every row, and save the empty shard."""
         self._buffer.clear()
         if self._plan.checkpoint is not None:
             self.save()
 
-    # Reading
-
     def memory_location(self) -> MemoryLocation | None:
-        """Return the location for readers in other processes of this machine; None if the memory is not shared."""
+        """Return where other processes of this machine find the memory; None if the memory is not shared."""
         return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if supports_persistent_memory() else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
-        """Draw as `ShardReader.draw`, with leaves as arrays, which Ray sends without a copy."""
+        """Return `ShardReader.draw` with leaves as arrays, which Ray sends without a copy."""
         self._counts["sampled"] += sum(counts)
         return [
             draw and draw._replace(leaves={path: to_array(leaf) for path, leaf in draw.leaves.items()})
             for draw in super().draw(counts, view)
         ]
 
-    # Saving
-
     def save(self) -> int:
-        """Write a checkpoint of rows, priorities and each client's position; returns its number."""
+        """Write a checkpoint of the rows, the priorities and each client's position; return its number."""
         checkpoint = self._plan.checkpoint
         if checkpoint is None:
             remedy = "Start the service with checkpoint=."
             raise SchemaError(explain("save", "a service with a checkpoint", None, remedy))
-        note = {"plan": self._describe(), "life": self._ids.life, "clients": list(self._applied)}
-        positions = torch.tensor(list(self._applied.values()), dtype=torch.int64, device="cpu")
+        note = {"plan": self._describe(), "life": self._ids.life, "clients": list(self._positions)}
+        positions = torch.tensor(list(self._positions.values()), dtype=torch.int64, device="cpu")
         arrays = {"positions": positions, "starts": torch.from_numpy(self._ids.starts)}
         path = checkpoint.shard_folder(self._number)
         self._checkpoint = save(self._buffer, path, keep=checkpoint.keep, note=(note, arrays))
-        self._durable = dict(self._applied)
-        self._saved_at, self._unsaved, self._trouble = time.monotonic(), 0, None
+        self._saved_positions = dict(self._positions)
+        self._save_time, self._num_unsaved, self._save_error = time.monotonic(), 0, None
         self._informed_clients.clear()
         return self._checkpoint
 
@@ -321,23 +315,23 @@ class Shard(ShardReader):
         checkpoint = self._plan.checkpoint
         if checkpoint is None:
             return
-        has_enough_rows = checkpoint.rows is not None and self._unsaved >= checkpoint.rows
-        if has_enough_rows or time.monotonic() - self._saved_at >= checkpoint.seconds:
+        has_enough_rows = checkpoint.rows is not None and self._num_unsaved >= checkpoint.rows
+        if has_enough_rows or time.monotonic() - self._save_time >= checkpoint.seconds:
             try:
                 self.save()
-            except CheckpointError as error:  # nothing is lost yet: the next save tries again
-                self._trouble = str(error)
-                self._saved_at, self._unsaved = time.monotonic(), 0
+            except CheckpointError as error:
+                # No row is lost unless the shard restarts before the next save.
+                self._save_error = str(error)
+                self._save_time, self._num_unsaved = time.monotonic(), 0
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this shard."""
         return {
             "rows": len(self._buffer),
             "nbytes": self._buffer.nbytes,
             **self._counts,
-            "clients": len(self._applied),
+            "clients": len(self._positions),
             "restarts": self._ids.life,
             "checkpoint": self._checkpoint,
-            "trouble": self._trouble,
+            "trouble": self._save_error,
             "pid": os.getpid(),
         }
