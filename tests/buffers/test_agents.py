@@ -38,7 +38,7 @@ def select_agent(fields: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def make(**options: Any) -> rl.RolloutBuffer:
-    # Another order of the agents is the same declaration.
+    # The order of agents in a dict does not matter.
     backwards = dict(reversed(SHAPES.items()))
     return rl.RolloutBuffer(6, N, **{"obs": 2, "action": SHAPES, "reward": SHAPES, "value": backwards, **options})
 
@@ -138,17 +138,19 @@ class TestRollout:
             rollout.compute_advantage(empty)
 
     def test_an_agent_that_ends_early_has_the_targets_of_its_own_end(self, backend: str) -> None:
-        """Reward 0 and value 0 after an agent's end equal a flag of that agent."""
+        """An agent with reward 0 and value 0 after its end has the same targets as one with a flag of its own."""
         random = np.random.default_rng(1)
         steps, agents = 6, 2
         alive = np.ones((steps + 1, N, agents), np.float32)
-        alive[3:, 0, 1] = 0  # ends at step 2 and its environment goes on beyond the rollout
-        alive[2:, 1, 0] = 0  # ends at step 1, three steps before its environment is cut off
+        # The first agent ends at step 2, and its environment continues beyond the rollout.
+        alive[3:, 0, 1] = 0
+        # The second agent ends at step 1, three steps before its environment is truncated.
+        alive[2:, 1, 0] = 0
         reward = random.normal(size=(steps, N, agents)).astype(np.float32) * alive[:-1]
         value = random.normal(size=(steps + 1, N, agents)).astype(np.float32) * alive
         truncated = np.zeros((steps, N), bool)
         truncated[4, 1] = True
-        alive[5:, 1] = 1  # the environment restarts, with all agents
+        alive[5:, 1] = 1
         value[5:, 1, 0] = reward[5:, 1, 0] = 7.0
         final_value = np.array([[0.0, 3.0]], np.float32)
         rollout = rl.RolloutBuffer(

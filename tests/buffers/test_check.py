@@ -52,7 +52,7 @@ def _stacks(now: list[int], start: list[int], frames: int) -> np.ndarray:
 
 
 def array(name: str, place: Any, value: Any) -> Corruption:
-    """Write into an array of the state dict, which shares the buffer's memory."""
+    """Return a corruption that writes into an array of the state dict, which shares the buffer's memory."""
 
     def apply(buffer: Any) -> None:
         buffer.state_dict()["arrays"][name][place] = value
@@ -83,7 +83,7 @@ def byte(name: str, place: Any) -> Corruption:
 
 
 def replaced(change: Callable[[torch.Tensor], torch.Tensor]) -> Corruption:
-    """Replace the tensor of the observations."""
+    """Return a corruption that replaces the tensor of the observations."""
 
     def apply(buffer: Any) -> None:
         path = "storage.rows.leaves" if isinstance(buffer, rl.ReplayBuffer) else "_storage.tensors"
@@ -107,7 +107,7 @@ def attribute(path: str, value: Any) -> Corruption:
 
 
 def after(call: str, corrupt: Corruption) -> Corruption:
-    """Call a method of the buffer before the corruption."""
+    """Return a corruption that first calls a method of the buffer."""
 
     def apply(replay: Any) -> None:
         getattr(replay, call)()
@@ -294,7 +294,7 @@ def test_corruption_of_a_sampler_is_detected(backend: str, name: str) -> None:
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 def test_a_wrong_cached_smallest_priority_is_detected() -> None:
     replay = make_replay(sampler=rl.Prioritized(normalize="global", alpha=1.0, eps=0.0))
-    replay.sample(2)  # from now on the smallest priority is cached
+    replay.sample(2)
 
     def keep_total(replay: Any) -> None:
         replay.sampler.tree.leaves_view()[:2] = torch.tensor([0.5, 1.5])
@@ -316,7 +316,7 @@ def make_counted_replay() -> rl.ReplayBuffer:
 
 
 def restored(listener: Callable[[Any], Any], change: Callable[[dict[str, torch.Tensor]], Any]) -> Corruption:
-    """Restore changed tensors into the statistics or the norm of a buffer."""
+    """Return a corruption that restores changed tensors into the statistics or the norm of a buffer."""
 
     def apply(buffer: Any) -> None:
         tensors = {name: tensor.clone() for name, tensor in listener(buffer).snapshot().items()}
@@ -336,7 +336,7 @@ def norm(name: str, value: Any) -> Corruption:
 
 
 def two_episodes(place: Any, value: float) -> Corruption:
-    """Repeat the only episode, then write a value into the window of episodes."""
+    """Return a corruption that repeats the only episode and writes a value into the window of episodes."""
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors["counts"][0] = 2
@@ -380,8 +380,8 @@ def test_corruption_of_statistics_and_norms_is_detected(name: str) -> None:
     assert_detected(make_counted_replay(), *LISTENERS[name])
 
 
-@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # observations jump on purpose
-@pytest.mark.filterwarnings("ignore:reward. expected finite numbers")  # the subject of the test
+@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")
+@pytest.mark.filterwarnings("ignore:reward. expected finite numbers")
 def test_nan_in_rewards_and_observations_passes_the_check() -> None:
     replay = make_counted_replay()
     nothing = np.full(2, np.nan)

@@ -124,9 +124,6 @@ def test_a_buffer_is_refused_as_argument_of_a_spawned_process(kind: str) -> None
         process.start()
 
 
-# State dicts of every kind
-
-
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_state_dict_replaces_the_whole_state(kind: str) -> None:
@@ -142,7 +139,8 @@ def test_a_loaded_state_dict_replaces_the_whole_state(kind: str) -> None:
 def test_a_buffer_loads_its_own_state_dict(kind: str) -> None:
     buffer = make_buffer(kind)
     before = copy.deepcopy(digest(buffer))
-    buffer.load_state_dict(buffer.state_dict())  # tensors of a state dict share the buffer's memory
+    # The tensors of a state dict share the buffer's memory.
+    buffer.load_state_dict(buffer.state_dict())
     buffer.check()
     assert equal(digest(buffer), before)
 
@@ -174,9 +172,6 @@ def test_a_distillation_buffer_learns_its_fields_from_a_state() -> None:
     assert equal(digest(other), digest(buffer))
 
 
-# Bugs found earlier
-
-
 def test_a_class_with_the_same_name_is_refused(tmp_path: Path) -> None:
     rl.ReplayBuffer(2, 1, (), seed=0).save(tmp_path)
     impostor: Any = type("ReplayBuffer", (), {})
@@ -186,7 +181,6 @@ def test_a_class_with_the_same_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_warns_after_the_save(tmp_path: Path) -> None:
-    """All rows are saved again, even if warnings are errors, and the next save does not warn."""
     replay = rl.ReplayBuffer(8, 1, (), seed=0)
     replay.add([1.0], 0.5, 1.0, False, False, [2.0])
     replay.save(tmp_path)

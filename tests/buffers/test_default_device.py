@@ -27,7 +27,6 @@ PROGRAMS = ("cli.py", "gpu_report.py")
 
 @pytest.fixture
 def default_device() -> Iterator[Callable[[str | None], None]]:
-    """Set the default device; undone after the test."""
     yield torch.set_default_device
     torch.set_default_device(None)
 
@@ -74,7 +73,8 @@ def test_samplers_views_and_helpers_do_the_same_under_any_default_device(
         batches = [replay.sample(4, view).to_dict() for view in (rl.NStep(2, 0.9), rl.Sequence(3, burn_in=1), window)]
         batches += [replay[replay.ids()].to_dict(), *(episode.to_dict() for episode in replay.episodes())]
         batches.append(rl.Mixture({"a": replay}, {"a": 1.0}).sample(4).to_dict())
-        with rl.prefetch(replay, 4) as coming:  # last, because prefetching draws ahead
+        # Prefetching comes last, because its thread draws more rows.
+        with rl.prefetch(replay, 4) as coming:
             batches.append(next(iter(coming)).to_dict())
         return [*batches, replay.stats.summary() if replay.stats else {}]
 

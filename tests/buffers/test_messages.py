@@ -74,7 +74,7 @@ def test_flags_per_agent_are_refused(backend: str, flag: str) -> None:
             buffer.add(obs, each, each, **flags, **more)
 
 
-@pytest.mark.filterwarnings("default")  # as in Stable-Baselines3
+@pytest.mark.filterwarnings("default")
 def test_our_buffers_in_stable_baselines3_name_the_adapter() -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     for algorithm, argument, kind in (

@@ -21,7 +21,7 @@ every_mode = pytest.mark.parametrize("mode", list(AutoresetMode))
 
 
 class Asymmetric(gym.ObservationWrapper[dict[str, Any], Any, np.ndarray]):
-    """The policy observes the step only; the critic also the environment and the episode."""
+    """An environment with the step as the policy's observation; the critic also observes environment and episode."""
 
     def __init__(self, env: Scripted) -> None:
         super().__init__(env)

@@ -62,7 +62,7 @@ def test_a_sampler_may_change_the_slots_that_were_drawn(view: Any) -> None:
 def test_minus_one_updates_no_priority_on_a_device() -> None:
     with kernels.force("torch"):
         replay: Any = filled(3, sampler=rl.Prioritized())
-        replay.storage._is_host = False  # as on another device
+        replay.storage._is_host = False
         assert int(replay.update_priority(torch.tensor([-1, 0]), torch.tensor([9.0, 1.0]))) == 1
         replay.check()
 

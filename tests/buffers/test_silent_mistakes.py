@@ -171,7 +171,7 @@ class TestRolloutSteps:
 
         def run() -> None:
             for t in range(8):
-                obs[:] = t + 1  # the environment steps in place
+                obs[:] = t + 1
                 rollout.add(obs, np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
 
         (message,) = collect_warnings(run)

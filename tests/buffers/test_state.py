@@ -166,7 +166,6 @@ def test_an_impossible_state_is_refused_completely(
 
 
 def test_changing_a_loaded_state_does_not_change_the_buffer() -> None:
-    """`load_state` copies: changing the state later does not change the buffer."""
     for sampler in SAMPLERS.values():
         source, replay = add_steps(make_buffer(sampler)), make_buffer(sampler)
         source.sample(3)
@@ -179,7 +178,7 @@ def test_changing_a_loaded_state_does_not_change_the_buffer() -> None:
         assert digest(replay) == before
 
 
-@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # observations jump on purpose
+@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")
 @pytest.mark.parametrize("usual", select(40, of=[40, 150]))
 def test_states_with_random_numbers_load_or_change_nothing(usual: int) -> None:
     random, loaded, count = np.random.default_rng(SEED), 0, trials("STATES", usual)
@@ -240,7 +239,7 @@ def test_a_ring_with_changed_numbers_stays_inside_its_memory(envs: int) -> None:
             for view in (None, rl.Transition() if stored else rl.Sequence(3, burn_in=2)):
                 try:
                     replay.sample(4, view)
-                except (rl.NotReadyError, IndexError, ValueError):  # a length below 0 counts as 0
+                except (rl.NotReadyError, IndexError, ValueError):
                     continue
 
 

@@ -1,4 +1,4 @@
-"""D: threads write, sample and read one buffer. Rows are complete, and every pair of calls returns."""
+"""Threads write, sample and read one buffer: rows are complete, and every pair of calls returns."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TestTraffic:
     def test_no_row_is_torn_or_unknown(self, seconds: int, tmp_path: Path) -> None:
         self.assert_whole(Traffic(64, rl.Prioritized(), tmp_path), rows=200_000, seconds=seconds, min_saves=5)
 
-    # Rows of this size are copied without the GIL: only the buffer's lock prevents torn reads.
+    # Rows of this size are copied without the GIL, so that only the buffer's lock prevents torn reads.
     @pytest.mark.thorough
     @pytest.mark.parametrize("sampler", select(rl.Prioritized(), of=[rl.Uniform(), rl.Prioritized()]), ids=repr)
     def test_no_large_row_is_torn_or_unknown(self, sampler: Any) -> None:

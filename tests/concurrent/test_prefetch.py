@@ -111,9 +111,9 @@ def test_invalid_arguments_are_refused_at_the_call(arguments: Any, message: str)
         rl.prefetch(filled(), *arguments)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # signals in finalizers
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupted_call_leaves_batches_to_come_and_a_thread_that_ends() -> None:
-    """From the second batch on: the first call starts a thread in the standard library, which a signal may break."""
+    """Signals begin with the second batch, because a signal may break the start of a thread in the standard library."""
     replay = filled()
 
     def start() -> Prefetch:
@@ -144,9 +144,7 @@ def test_an_interrupted_call_leaves_batches_to_come_and_a_thread_that_ends() -> 
 def test_a_warning_names_the_line_that_asks_for_a_batch() -> None:
     replay = rl.ReplayBuffer(100, obs=1, action=(), seed=3)
     for t in range(65):
-        replay.add(
-            [float(t)], 0.0, 0.0, False, False, [-1.0]
-        )  # no step starts at the next observation of the previous step
+        replay.add([float(t)], 0.0, 0.0, False, False, [-1.0])
     with rl.prefetch(replay, 4) as batches, pytest.warns(rl.DataWarning) as warned:
         next(batches)
     assert [warning.filename for warning in warned] == [__file__]

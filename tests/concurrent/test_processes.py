@@ -33,7 +33,7 @@ def shared(capacity: int = 12, **options: Any) -> rl.ReplayBuffer:
 
 
 def steps(replay: rl.ReplayBuffer, first: int, count: int, *, end: int = 10**9, env_ids: Any = None) -> None:
-    """Step t of environment e has obs 10·t + e, action t and leads to 10·(t + 1) + e."""
+    """Return recognisable steps: step t of environment e has obs 10·t + e, action t and next_obs 10·(t + 1) + e."""
     envs = np.arange(2) if env_ids is None else np.array(env_ids)
     for t in range(first, first + count):
         obs = (10.0 * t + envs)[:, None]
@@ -72,7 +72,8 @@ class TestConnecting:
         ids = replay.ids()
         other.update_priority(ids, torch.where(ids == ids[3], 5.0, 0.0))
         assert set(replay.sample(50)["index"].tolist()) == {int(ids[3])}
-        steps(replay, 4, 1)  # a new row has the largest priority of all processes
+        # A new row has the largest priority of all processes.
+        steps(replay, 4, 1)
         np.testing.assert_allclose(replay.sampler.state()["mass"].sum(), 15.0)
         assert int(other.sampler.state()["draws"]) == 50
 
@@ -137,7 +138,8 @@ class TestCopyingBesideWriters:
         def overwritten(self: Any, reserved: Any, slots: torch.Tensor) -> Any:
             leaves = read(self, reserved, slots)
             copied.append(leaves[("action",)].tolist())
-            write(6, 3)  # half of the ring is overwritten while the batch is copied
+            # Half of the ring is overwritten while the batch is copied.
+            write(6, 3)
             return leaves
 
         monkeypatch.setattr(NativeReader, "_read_unlocked", overwritten)
@@ -195,7 +197,8 @@ class TestWaiting:
         assert can_be_taken(lock)
 
     def test_ctrl_c_while_one_waits_leaves_the_lock_free(self) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
+        # Background jobs of a shell ignore SIGINT.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         lock: Any = shared()._lock
         interrupted = 0
         for _ in range(5):
@@ -226,7 +229,7 @@ class TestWaiting:
 
 @contextmanager
 def held_by_another_thread(lock: Any, seconds: float = 60.0) -> Iterator[None]:
-    """Let another thread hold the lock for some seconds, or until the block ends."""
+    """Hold the lock in another thread for some seconds, or until the `with` block ends."""
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -327,7 +330,8 @@ class TestRefusals:
         replay = shared()
         handle: Any = replay.handle()
         parts = {name: forged.get(name, getattr(handle.address, name)) for name in ("token", "process", "files")}
-        gc.collect()  # frees the buffers of earlier tests
+        # The buffers of earlier tests must be freed.
+        gc.collect()
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises((rl.SchemaError, ConnectionError), match="connect: expected"):
             rl.connect(Handle(forged.get("address", SharedAddress(**parts)), forged.get("settings", handle.settings)))
@@ -389,7 +393,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", select("prioritized", of=LAYOUTS))
 @pytest.mark.parametrize("end", [3, 1000])
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # observations of `steps` continue across ends
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")
 def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(layout: str, end: int) -> None:
     """A step is interrupted after any subset of its changed bytes was written."""
     random = np.random.default_rng(0)
@@ -463,12 +467,11 @@ def test_a_clear_that_was_stopped_half_way_leaves_whole_rows() -> None:
 
 
 def test_without_a_journal_a_half_written_step_would_be_served() -> None:
-    """A canary: without the journal, a half-written step is served."""
     replay = shared()
     steps(replay, 0, 9)
     head, column = replay.storage.rows.ring.head.clone(), replay.storage.rows.leaves[0]
     steps(replay, 9, 1)
-    column[:, :] = torch.where(column == 90.0, 17.0, column)  # half of the step was never written
+    column[:, :] = torch.where(column == 90.0, 17.0, column)
     replay._recover()
     with pytest.raises(AssertionError):
         assert_exact(replay)

@@ -17,7 +17,7 @@ HEALTHY, DIES_BEFORE, DIES_AFTER = "healthy", "dies before", "dies after"
 
 
 class LocalCalls(Calls):
-    """Calls that are executed at once. `fate` decides before each call whether the shard's process dies."""
+    """Calls that are executed immediately; `fate` decides before each call whether the process of the shard dies."""
 
     near = False
     """Whether clients read the shards' memory in place."""
@@ -41,7 +41,7 @@ class LocalCalls(Calls):
         return Interrupted(fate)
 
     def die(self, shard: int) -> None:
-        """End the process of a shard; another starts in its place."""
+        """Replace a shard by a new one, as after the end of its process."""
         self.shards[shard] = self._make(shard)
 
     def is_answered(self, ref: Any) -> bool:
@@ -59,7 +59,7 @@ class LocalCalls(Calls):
 def local_service(
     plan: ServicePlan, *, shard_type: type[Shard] = Shard, max_pending: int = 4, seed: int | None = 0
 ) -> tuple[ReplayService, LocalCalls]:
-    """Return a client, and its calls to the shards."""
+    """Return a client of new shards, and its calls to the shards."""
     calls = LocalCalls(plan, shard_type)
     return make_client(calls, plan, max_pending=max_pending, seed=seed), calls
 

@@ -51,7 +51,7 @@ def forged_note(document: Any, rng: random.Random) -> Any:
 
 
 def outcome(plan: Any) -> str:
-    """Start a shard; return the outcome, with the message of an error that is not typed."""
+    """Start a shard and return the outcome, including the message of an error of an undocumented type."""
     with warnings.catch_warnings(record=True) as contents:
         warnings.simplefilter("always")
         shard = Shard(plan, 0)

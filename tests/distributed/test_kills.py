@@ -28,7 +28,7 @@ PATIENCE = 0.5
 
 
 class Client:
-    """Makes calls that may fail for a while; each must end soon, and only with a documented error."""
+    """Makes calls that may fail for a while; each call must end soon, and only with a documented error."""
 
     def __init__(self, name: str) -> None:
         self.service = ReplayService.connect(name, timeout=60.0)
@@ -37,7 +37,7 @@ class Client:
         self.longest = 0.0
 
     def attempt(self, method: str, *arguments: Any, **more: Any) -> Any:
-        """Return the result of a call; None if a shard is unavailable."""
+        """Return the result of a call, or None if a shard is unavailable."""
         started = time.monotonic()
         try:
             result = getattr(self.service, method)(*arguments, **more)
@@ -119,7 +119,8 @@ def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
         num_shards=NUM_SHARDS,
         sampler=rl.Prioritized(),
         checkpoint=Checkpoint(path, seconds=0.5),
-        timeout=200.0,  # on a busy machine, processes start slowly
+        # On a busy machine, processes start slowly.
+        timeout=200.0,
     ) as service:
         writers: list[Any] = [Writes.remote("stress") for _ in range(2)]
         sampler: Any = Samples.remote("stress")
@@ -129,7 +130,7 @@ def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
             victim = rng.randrange(NUM_SHARDS)
             os.kill(service.stats()["shards"][victim]["pid"], signal.SIGKILL)
             time.sleep(0.2)
-            shards = service.stats()["shards"]  # waits for the restart
+            shards = service.stats()["shards"]
             ended, _ = ray.wait(runs, timeout=pause)
             assert not ended, ray.get(ended)
         flag.touch()
@@ -153,8 +154,10 @@ def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
 def judge(totals: dict[str, Any], kills: int) -> None:
     assert totals["rows"] > 100 * kills
     assert totals["sampled"] > 64 * kills
-    assert totals["unavailable"] >= kills  # clients met unavailable shards, and continued
-    assert totals["longest"] < PATIENCE + 5  # no call hangs; 5 s more for a busy machine
+    # Clients continued after shards were unavailable.
+    assert totals["unavailable"] >= kills
+    # No call hangs; a busy machine gets 5 s more.
+    assert totals["longest"] < PATIENCE + 5
 
 
 @pytest.mark.promise("F1")

@@ -129,7 +129,7 @@ def test_a_lost_answer_makes_no_duplicate(tmp_path: Path) -> None:
     calls.fate = lambda method: HEALTHY
     service.flush()
     assert stored(calls) == {0: list(range(10))}
-    # Send the same block again, as a network may.
+    # A network may send the same block twice.
     stream = service._sender.streams[0]
     ack = calls.shards[0].push(stream._client, list(stream._unsaved_pushes))
     assert ack.num_stored == 10
@@ -152,7 +152,7 @@ def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: p
     assert stored(calls) == {0: [*range(5), *range(25, 30)]}
     stats = service.stats()
     assert (stats["lost"], stats["shards"][0]["lost"]) == (20, 20)
-    # An n-step window does not reach over the gap.
+    # An n-step return ends before the lost rows.
     batch = calls.shards[0]._buffer.read(np.array([4]), rl.NStep(3, 0.5))
     assert batch["reward"].tolist() == [4.0]
 
@@ -166,11 +166,11 @@ def test_a_client_waits_for_answers_and_keeps_little(tmp_path: Path) -> None:
     for first in range(20):
         service.extend(make_steps([0], first, 1))
         assert stream.pending <= 5
-    assert min(sizes) == 5  # the client waited only when too many blocks were pending
-    assert calls.calls.count("push") < 12  # waiting blocks were sent together
+    assert min(sizes) == 5
+    assert calls.calls.count("push") < 12
     busy, waits = False, len(sizes)
     service.extend(make_steps([0], 20, 1))
-    assert len(sizes) == waits + 1  # an answer that has arrived is processed
+    assert len(sizes) == waits + 1
     service.save()
     assert (len(stream._unsaved_pushes), stream.pending) == (0, 0)
     assert stored(calls) == {0: list(range(21))}
@@ -194,7 +194,8 @@ def test_a_block_that_is_refused_is_named_and_does_not_come_again(tmp_path: Path
         }
 
     service.extend(block(1, 1, 2, 3))
-    service.extend(block(7, 8, 9))  # a stack whose frames do not continue the frames before it
+    # The frames of this stack do not continue the frames before.
+    service.extend(block(7, 8, 9))
     with pytest.raises(SchemaError, match="stack"):
         service.flush()
     service.extend(block(2, 3, 4))
@@ -244,7 +245,7 @@ def test_a_failing_save_costs_no_push_and_is_told(tmp_path: Path) -> None:
     ) as warned:
         service.flush()
     assert [warning.filename for warning in warned] == [__file__], "the warning names the caller's line"
-    service.extend(make_steps([0], 5, 5))  # no second warning
+    service.extend(make_steps([0], 5, 5))
     service.flush()
     assert len(service) == 10
     assert "save to" in service.stats()["shards"][0]["trouble"]
@@ -263,7 +264,8 @@ def test_a_warning_from_the_thread_of_batches_names_the_callers_line(
     service.extend(make_steps([0], 0, 5))
     with monkeypatch.context() as patch:
         patch.setattr(calls, "is_answered", lambda ref: False)
-        service.extend(make_steps([0], 5, 5))  # waits in the client until `batches` sends it
+        # The block waits in the client until `batches` sends it.
+        service.extend(make_steps([0], 5, 5))
     with pytest.warns(UserWarning, match="^shard 0: cannot write checkpoints") as warned:
         next(service.batches(2))
     assert [warning.filename for warning in warned] == [__file__]

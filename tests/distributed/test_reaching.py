@@ -1,4 +1,4 @@
-"""A client reads shards in place or by calls, and keeps to its timeout."""
+"""A client reads the memory of shards directly or by calls, and never exceeds its timeout."""
 
 import pytest
 
@@ -72,7 +72,8 @@ def test_a_shard_that_could_not_be_read_in_place_once_is_later(monkeypatch: pyte
         service.sample(8)
     assert service.stats()["in_place"] == 0
     assert (calls.calls.count("memory_location"), calls.calls.count("draw")) == (1, 21)
-    monkeypatch.setattr("relive.distributed.client._REOPEN_SECONDS", 0.0)  # as if some seconds had passed
+    # The client tries again after some seconds, which are skipped here.
+    monkeypatch.setattr("relive.distributed.client._REOPEN_SECONDS", 0.0)
     for _ in range(20):
         service.sample(8)
     assert service.stats()["in_place"] == 1

@@ -44,7 +44,7 @@ def filled(sampler: rl.Prioritized | rl.Uniform) -> tuple[ReplayService, LocalCa
 def prioritized(
     normalize: Literal["batch", "global"], alpha: float = 0.7, scale: float = 1.0
 ) -> tuple[ReplayService, rl.ReplayBuffer, dict[int, float]]:
-    """Return both with priorities that differ by orders of magnitude, also between shards."""
+    """Return a service and a buffer with priorities that differ by orders of magnitude, also between shards."""
     sampler = rl.Prioritized(alpha, beta=lambda drawn: min(1.0, 0.4 + drawn / 1e5), normalize=normalize)
     service, _, single = filled(sampler)
     ids = single.ids()
@@ -64,7 +64,7 @@ def test_a_row_has_the_id_and_the_content_it_has_in_one_buffer(sampler: rl.Unifo
         assert set(batch.keys()) == set(expected.keys()) | ({"weight"} if sampler != rl.Uniform() else set())
         for name in expected.keys():
             assert torch.equal(batch[name], expected[name]), name
-    assert batch["mask"][:, 0].all()  # padding is only at the end of sequences
+    assert batch["mask"][:, 0].all()
     assert set(service.sample(5000)["index"].tolist()) == set(single.ids().tolist())
 
 
@@ -91,8 +91,9 @@ def test_prioritized_rows_are_drawn_in_proportion_to_their_priority_among_all_sh
     service, _, mass = prioritized("batch")
     ids, p = np.array(list(mass)), np.array(list(mass.values()))
     counts = drawn(service, ids, 400)
-    assert chi_square(counts, 400 * 256 * p / p.sum()) < 4  # stratified within a shard: less noise than independent
-    # The test notices shares by rows instead of mass: they are far off.
+    # Draws are stratified within a shard, which has less noise than independent draws.
+    assert chi_square(counts, 400 * 256 * p / p.sum()) < 4
+    # Shares by number of rows instead of mass would be far off.
     by_rows = p.copy()
     for shard in range(SHARDS):
         mine = service.plan.find_shards(ids % ENVS) == shard
@@ -117,7 +118,7 @@ def test_weights_are_those_of_one_buffer(normalize: Literal["batch", "global"]) 
 
 def test_new_rows_get_the_largest_priority_that_any_shard_has_accepted() -> None:
     service, calls, _ = filled(rl.Prioritized(alpha=1.0, eps=0.0))
-    service.update_priority(torch.tensor([0]), torch.tensor([50.0]))  # environment 0, of the first shard
+    service.update_priority(torch.tensor([0]), torch.tensor([50.0]))
     service.extend(make_steps([6], 100, 1), env_ids=[6])
     service.flush()
     totals = calls.shards[2].totals()
@@ -125,7 +126,7 @@ def test_new_rows_get_the_largest_priority_that_any_shard_has_accepted() -> None
     service.clear()
     service.extend(make_steps([6], 200, 1), env_ids=[6])
     service.flush()
-    assert calls.shards[2].totals()[1] == (0.5, 1)  # one row, of priority 1 again
+    assert calls.shards[2].totals()[1] == (0.5, 1)
 
 
 @pytest.mark.parametrize("scale", [1e-307, 1e306])
@@ -134,7 +135,7 @@ def test_priorities_at_the_ends_of_the_numbers_are_drawn_in_proportion(scale: fl
     ids = np.array(list(mass))
     relative = np.array([value / scale for value in mass.values()])
     if scale < 1:
-        relative[:] = 1.0  # negligible beside eps
+        relative[:] = 1.0
     counts = drawn(service, ids, 100)
     assert chi_square(counts, 100 * 256 * relative / relative.sum()) < 4
 
@@ -172,7 +173,7 @@ def test_batches_are_asked_for_together_and_drawn_one_by_one(near: bool) -> None
         batch = next(batches)
         expected = single.read(batch["index"], rl.NStep(2, 0.9))
         assert torch.equal(batch["reward"], expected["reward"])
-        assert len({int(i) // ENVS for i in batch["index"]}) > 5  # each from the whole memory
+        assert len({int(i) // ENVS for i in batch["index"]}) > 5
     batches.close()
     assert calls.calls.count("draw") in ((0,) if near else (2 * SHARDS, 3 * SHARDS))
     with pytest.raises(SchemaError, match="ahead"):
@@ -184,7 +185,7 @@ def test_a_seed_gives_the_same_batches() -> None:
     assert batches[0] == batches[1]
 
 
-@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")  # its steps jump on purpose
+@pytest.mark.filterwarnings("ignore:obs. expected steps that start where")
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
 def test_a_writer_sends_steps_as_one_buffer_takes_them(mode: str) -> None:
     plan = make_plan(200, 4, 2, autoreset=mode, extra={"note": ()})

@@ -55,20 +55,18 @@ def test_actors_write_and_a_learner_samples_what_they_wrote() -> None:
             *(shard["pid"] for shard in contents[0]["shards"]),
             *(each["client pid"] for each in contents),
         }
-        assert len(pids) == 5  # this one, two shards, two actors
+        assert len(pids) == 5
         assert len(service) == 120
         learner = ReplayService.connect("written")
         batch = learner.sample(64, rl.NStep(3, 1.0))
         env, step = batch["obs"].int().T
         steps = 3 - (step % 10 - 7).clamp(min=0)
-        assert torch.equal(
-            batch["index"], (step + step // 10) * 4 + env
-        )  # the final observation of an episode takes a row
+        assert torch.equal(batch["index"], (step + step // 10) * 4 + env)
         expected = [(step + i) * (i < steps) for i in range(3)]
         assert torch.equal(batch["reward"], torch.stack(expected).sum(0).float())
         assert torch.equal(batch["terminated"], step % 10 >= 7)
         assert all(leaf.is_contiguous() for leaf in batch.values())
-        batch["obs"].zero_()  # the caller's own
+        batch["obs"].zero_()
         assert learner.update_priority(batch["index"], np.arange(64)) == 0
         assert learner.sample(5, device="cpu")["weight"].max() == 1
 
@@ -93,7 +91,7 @@ def test_a_killed_shard_comes_back_with_everything_and_its_clients_wait_for_it(t
         assert service.stats()["in_place"] == (2 if supports_persistent_memory() else 0)
         before = service.sample(8)["index"]
         kill(service, 1)
-        assert set(service.sample(4000)["index"].tolist()) >= set(before.tolist())  # the memory of the restarted shard
+        assert set(service.sample(4000)["index"].tolist()) >= set(before.tolist())
         assert service.stats()["shards"][1]["restarts"] == 1
 
 
@@ -106,7 +104,7 @@ def test_a_shard_of_this_machine_that_holds_its_memory_for_too_long_is_unavailab
         assert len(service.sample(3)) == 3
         near = service._reader._local[0]
         assert near is not None
-        with near.reader.lock:  # what the shard does while it is saved
+        with near.reader.lock:
             with ThreadPoolExecutor(1) as pool, pytest.raises(ShardUnavailable, match="within 0.2 s") as caught:
                 pool.submit(impatient.sample, 3).result()
             assert caught.value.retry
@@ -140,7 +138,7 @@ def test_a_closed_service_is_saved_gone_and_goes_on_under_the_same_name(tmp_path
     with pytest.raises(IncompatibleCheckpoint, match="capacity 80 against 40"):
         ReplayService("closed", 80, 2, (), checkpoint=tmp_path)
     with pytest.raises(ShardUnavailable):
-        ReplayService.connect("closed")  # a service that failed to start leaves no process
+        ReplayService.connect("closed")
 
 
 def test_a_client_that_expects_another_service_is_told_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:

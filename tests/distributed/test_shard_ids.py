@@ -13,7 +13,7 @@ from relive.distributed.protocol import ROWS_PER_LIFE, ShardIds
 
 def test_ids_are_those_of_one_buffer_until_a_shard_starts_again() -> None:
     shard_ids = ShardIds(range(2, 5), 7, np.zeros((1, 3), np.int64), 0)
-    inside = np.arange(12)  # row i // 3 of environment 2 + i % 3
+    inside = np.arange(12)
     outside = shard_ids.to_service(inside)
     assert outside.tolist() == [row * 7 + env for row in range(4) for env in (2, 3, 4)]
     back, kept = shard_ids.to_shard(outside, np.full(3, 4))
@@ -23,7 +23,7 @@ def test_ids_are_those_of_one_buffer_until_a_shard_starts_again() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6))
 def test_no_id_is_given_twice_by_a_shard_that_starts_again(lives: list[tuple[int, int]]) -> None:
-    """Simulates lives of a shard: in each it writes rows, then loses some of them."""
+    """Simulates lives of a shard; in each life, the shard writes rows and then loses some."""
     shard_ids = ShardIds(range(1, 2), 3, np.zeros((1, 1), np.int64), 0)
     given, head, saved, alive = set(), 0, 0, dict[int, int]()
     for written, lost in lives:

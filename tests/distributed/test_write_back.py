@@ -1,4 +1,4 @@
-"""Mutable fields of a service are written in the shards of the rows, by calls and in place."""
+"""Mutable fields of a service are written in the shard of each row, by calls and directly in memory."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ def test_a_restarted_shard_has_the_values_of_its_checkpoint(tmp_path: Path) -> N
     service.save()
     service.write(ids, target=torch.full((len(ids),), 2.0))
     calls.die(0)
-    assert set(service.sample(200)["target"].tolist()) == {1.0, 2.0}  # the other shard did not die
+    assert set(service.sample(200)["target"].tolist()) == {1.0, 2.0}

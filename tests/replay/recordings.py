@@ -1,4 +1,4 @@
-"""The same steps for several replay buffers, of any fields, and the comparison of what these then hold, bit for bit."""
+"""Random steps of any fields for several replay buffers, and a comparison of the stored rows, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIEWS = (
 
 
 class Shape(NamedTuple):
-    """What a buffer is of."""
+    """The arguments of a replay buffer."""
 
     obs: Any
     rows: int
@@ -25,35 +25,34 @@ class Shape(NamedTuple):
     """Further arguments of the buffer."""
 
     def buffer(self, **more: Any) -> rl.ReplayBuffer:
-        """An empty one."""
         capacity = self.rows * (self.num_envs or 1)
         return rl.ReplayBuffer(capacity, self.obs, num_envs=self.num_envs, **{"action": 2, **self.options, **more})
 
 
 class Recorder:
-    """Random steps of a buffer's fields: episodes that end, and observations that do not follow."""
+    """Makes random steps of a buffer's fields: some episodes end, and some observations do not continue."""
 
     def __init__(self, replay: rl.ReplayBuffer, seed: int, follow: float = 0.8, end: float = 0.2) -> None:
         self._schema, self._random = replay._schema, torch.Generator().manual_seed(seed)
         self._num_envs, self._follow, self._end = replay.num_envs or 1, follow, end
         self._next_step = replay.storage.rows.next_step
         self._obs = {i: self._first(i) for i in self._schema.leaf_indices["obs"]}
-        """Where each environment is [N, …], of stacks [N, k, …]."""
+        """Next observation of each environment [N, …]; stacks are [N, k, …]."""
         self._resetting = torch.zeros(self._num_envs, dtype=torch.bool)
 
     def clear(self) -> None:
-        """The coming observations start episodes, but for those of environments that are about to reset."""
+        """Start a new episode in every environment that is not about to reset."""
         self.restart((~self._resetting).nonzero().squeeze(1).tolist())
 
     def restart(self, envs: list[int] | None) -> None:
-        """The coming observations of these environments start episodes."""
+        """Start a new episode in these environments."""
         at = torch.arange(self._num_envs) if envs is None else torch.tensor(envs, dtype=torch.int64)
         self._resetting[at] = False
         for leaf, state in self._obs.items():
             state[at] = self._first(leaf)[at]
 
     def block(self, steps: int, envs: list[int]) -> dict[Any, torch.Tensor]:
-        """So many steps of these environments, as leaves [steps, K, …] by path."""
+        """Return random steps of K environments, as leaves [steps, K, …] by path."""
         made = [self._step(torch.tensor(envs)) for _ in range(steps)]
         return {path: torch.stack([step[path] for step in made]) for path in made[0]}
 
@@ -78,7 +77,7 @@ class Recorder:
         return step
 
     def _moved(self, leaf: int, at: torch.Tensor, resets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The observations of a step, and those that they lead to."""
+        """Return the observations of a step and its next observations."""
         field, obs = self._schema.fields[leaf], self._obs[leaf][at]
         if isinstance(field, rl.Stacked):
             following = torch.cat([obs[:, 1:], self._numbers((len(at), 1, *field.shape), field.dtype)], 1)
@@ -91,7 +90,7 @@ class Recorder:
         return obs, following
 
     def _first(self, leaf: int) -> torch.Tensor:
-        """A first observation of every environment; of stacks [N, k, …]."""
+        """Return a first observation of every environment; stacks are [N, k, …]."""
         field = self._schema.fields[leaf]
         if not isinstance(field, rl.Stacked):
             return self._numbers((self._num_envs, *field.shape), field.dtype)
@@ -106,7 +105,7 @@ class Recorder:
 
 
 def nested(leaves: dict[Any, torch.Tensor], lead: int, squeeze: int | None) -> dict[str, Any]:
-    """Leaves [steps, K, …] as what `add` (lead 0: the first step) or `extend` takes."""
+    """Nest leaves [steps, K, …] for `extend`, or, with `lead` 0, their first step for `add`."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         node = tree
@@ -118,7 +117,7 @@ def nested(leaves: dict[Any, torch.Tensor], lead: int, squeeze: int | None) -> d
 
 
 def play(buffers: list[rl.ReplayBuffer], seed: int, length: int, *, calls: str = "aaaaeeeecx") -> None:
-    """Tell all buffers the same: steps (a), blocks of steps (e), cuts (c) and clears (x)."""
+    """Make the same random calls of all buffers: steps (a), blocks of steps (e), cuts (c) and clears (x)."""
     given: Any = None
     recorder, random = Recorder(buffers[0], seed), torch.Generator().manual_seed(seed + 1)
     num_envs = buffers[0].num_envs
@@ -149,7 +148,7 @@ def play(buffers: list[rl.ReplayBuffer], seed: int, length: int, *, calls: str =
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are the same bytes of the same kind."""
+    """Whether two tensors have the same dtype, shape and bytes."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     x, y = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
@@ -157,7 +156,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def assert_same_batch(a: TensorDictBase, b: TensorDictBase, what: object = "") -> None:
-    """The same leaves in the same order, bit for bit."""
+    """Assert that two batches have the same leaves in the same order, bit for bit."""
     first, second = (list(batch.keys(True, True)) for batch in (a, b))
     assert first == second, what
     for path in first:
@@ -165,7 +164,7 @@ def assert_same_batch(a: TensorDictBase, b: TensorDictBase, what: object = "") -
 
 
 def assert_same_rows(a: rl.ReplayBuffer, b: rl.ReplayBuffer) -> None:
-    """Both rings say the same of every slot, and every row that is stored has the same bytes."""
+    """Assert that two buffers have the same ring state and rows with the same bytes."""
     one, other = a.storage.rows, b.storage.rows
     for name, state in one.ring.state.items():
         assert torch.equal(state, other.ring.state[name]), (name, state, other.ring.state[name])
@@ -174,7 +173,7 @@ def assert_same_rows(a: rl.ReplayBuffer, b: rl.ReplayBuffer) -> None:
 
 
 def assert_same_batches(a: rl.ReplayBuffer, b: rl.ReplayBuffer, views: Any = VIEWS) -> None:
-    """Every view reads the same of every stored row."""
+    """Assert that every view reads the same batch of all stored rows from both buffers."""
     ids = a.ids()
     for view in views if len(ids) else ():
         assert_same_batch(a.read(ids, view), b.read(ids, view), view)

@@ -1,4 +1,4 @@
-"""The replay buffer: its own methods, and what each refuses."""
+"""The methods of the replay buffer, and the arguments that each refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tiers import select
 
 
 def fill(count: int, capacity: int = 16, **options: Any) -> rl.ReplayBuffer:
-    """Rows to recognise: obs = t, reward = 10·t, next_obs = t + 1."""
+    """Return a buffer of `count` recognisable rows: obs = t, reward = 10·t, next_obs = t + 1."""
     replay = rl.ReplayBuffer(capacity, **{"obs": 1, "action": (), "seed": 0, **options})
     for t in range(count):
         replay.add([float(t)], t / 2, 10.0 * t, False, False, [t + 1.0])
@@ -32,11 +32,11 @@ def fill(count: int, capacity: int = 16, **options: Any) -> rl.ReplayBuffer:
 
 
 class OwnTransition(rl.Transition):
-    """A user's own, which the buffer knows nothing of."""
+    """A view of a user, without the fast path of `Transition`."""
 
 
 class OwnNStep(rl.NStep):
-    """Likewise."""
+    """A view of a user, without the fast path of `NStep`."""
 
 
 class TestMaking:
@@ -168,7 +168,7 @@ class TestWriting:
         replay.add([3.0], 1.5, 30.0, False, False, [4.0])
         assert [len(episode) for episode in replay.episodes()] == [3, 1]
         batch = replay.sample(60, rl.NStep(4, 1.0))
-        # Each of 0, 10, 20 with its followers of the first episode, and 30 alone.
+        # The rewards 0, 10 and 20 are of the first episode, and 30 is alone in the second.
         assert set(batch["reward"].tolist()) == {0 + 10 + 20.0, 10 + 20.0, 20.0, 30.0}
 
     def test_a_normalised_observation_is_sampled_as_it_was_passed(self, backend: str) -> None:
@@ -181,7 +181,7 @@ class TestWriting:
 
     def test_continuity_is_bitwise_after_the_cast(self, backend: str) -> None:
         replay = rl.ReplayBuffer(16, obs=1, action=())
-        third = 1 / 3  # not a float32
+        third = 1 / 3
         replay.add(np.array([0.0]), 0.0, 0.0, False, False, np.array([third]))
         replay.add(np.array([third]), 0.0, 1.0, False, False, np.array([np.nan]))
         replay.add(np.array([np.nan]), 0.0, 2.0, False, False, np.array([0.0]))
@@ -258,7 +258,8 @@ class TestWriting:
             rl.SchemaError, match="next_obs: expected memory apart from obs, got memory shared with obs"
         ):
             replay.extend({**rest, "obs": path[:4], "next_obs": path[:4]})
-        replay.extend({**rest, "obs": path[:-1], "next_obs": path[1:]})  # one array of a whole episode
+        # In a block, observations and next observations may come from the same array of a whole episode.
+        replay.extend({**rest, "obs": path[:-1], "next_obs": path[1:]})
         assert replay[replay.ids()]["next_obs"].flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
 
     def test_a_single_scripted_environment_reset_by_hand(self, backend: str) -> None:
@@ -283,14 +284,12 @@ class TestWriting:
 
 
 class TestStatistics:
-    """They are told of every step, all environments in a row, and which of them count."""
-
     def counted(self, **options: Any) -> tuple[rl.ReplayBuffer, rl.EpisodeStats]:
         stats = rl.EpisodeStats(3)
         return rl.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, **options), stats
 
     def running(self, stats: rl.EpisodeStats) -> list[list[float]]:
-        """Return and length of the running episode of each environment."""
+        """Return the return and the length of the running episode of each environment."""
         return stats.snapshot()["open"].T.tolist()
 
     def test_that_fail_leave_the_buffer_as_it_was(self, backend: str) -> None:
@@ -318,7 +317,7 @@ class TestStatistics:
         assert self.running(stats) == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
         assert (stats.num_steps, stats.episodes()["return"].tolist()) == (2, [2.0])
         replay.add(**self.step([3.0, 4.0], [True, True]), env_ids=[2, 0])
-        assert stats.episodes()["return"].tolist() == [2.0, 4.0, 4.0]  # in the order of the environments
+        assert stats.episodes()["return"].tolist() == [2.0, 4.0, 4.0]
 
     def test_of_reset_rows_and_blocks(self, backend: str) -> None:
         replay, stats = self.counted(autoreset="NEXT_STEP")
@@ -450,7 +449,8 @@ class TestReading:
         replay.clear()
         replay.save(tmp_path)
         loaded: Any = rl.load(tmp_path)
-        if ended is not None:  # an ended episode leaves the next slot empty
+        # After the end of an episode, the next slot is empty.
+        if ended is not None:
             for each in (replay, loaded):
                 each.add([0.0], 0.0, 0.0, ended, False, [1.0])
         (values, arrays), (loaded_values, loaded_arrays) = (
@@ -489,11 +489,10 @@ class TestReading:
     @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
     @pytest.mark.parametrize("active", [1, 2, 40])
     @pytest.mark.parametrize("obs", [2, {"a": 1, "b": (2,)}])
-    @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # random observations: every step cuts, on purpose
+    @pytest.mark.filterwarnings("ignore::relive.DataWarning")
     def test_one_native_call_reads_what_the_long_way_reads(
         self, view: Any, long: Any, sampler: Any, active: int, obs: Any
     ) -> None:
-        """Also where nearly all slots are empty: one environment of forty is written."""
         random = np.random.default_rng(0)
         replay = rl.ReplayBuffer(400, obs=obs, action=(), num_envs=40, sampler=sampler, seed=3)
         twin = rl.ReplayBuffer(400, obs=obs, action=(), num_envs=40, sampler=sampler, seed=3)
@@ -513,9 +512,9 @@ class TestReading:
 
 
 class TestFailing:
-    """A call that raises leaves the buffer, its sampler and its generator exactly as they were.
+    """A call that raises leaves the buffer, its sampler and its generator unchanged.
 
-    Code of the caller's that runs while a batch is read (`finish` of a view, `Hindsight.fn`) may fail after the draw.
+    A caller's code that runs while a batch is read (`finish` of a view, `Hindsight.fn`) may fail after the draw.
     """
 
     def failing(self, replay: rl.ReplayBuffer) -> None:
@@ -537,7 +536,6 @@ class TestFailing:
 
     @pytest.mark.parametrize("next_obs", ["shared", "stored"])
     def test_nothing_is_drawn_where_rows_are_no_transitions(self, backend: str, next_obs: Any) -> None:
-        """The only row since `clear()` resets an environment."""
         replay = rl.ReplayBuffer(8, obs=1, action=(), autoreset="NEXT_STEP", next_obs=next_obs, seed=3)
         replay.add([0.0], 0.0, 0.0, terminated=True, truncated=False, next_obs=[1.0])
         replay.clear()
@@ -553,17 +551,17 @@ class TestFailing:
         "sampler", select(rl.Prioritized(), of=[rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
     )
     def test_a_batch_without_memory_draws_nothing(self, backend: str, sampler: Any, next_obs: Any) -> None:
-        """Memory is reserved, or looked at, before rows are drawn."""
         replay = rl.ReplayBuffer(4, 1 << 20, (), sampler=sampler, next_obs=next_obs, seed=3)
-        for t in range(2):  # 2^17 rows of 4 MiB are more than any machine of today has
+        # 2^17 rows of 4 MiB do not fit in the memory of any machine.
+        for t in range(2):
             replay.add(torch.full((1 << 20,), float(t)), 0.0, 0.0, False, False, torch.full((1 << 20,), t + 1.0))
         before = digest(replay._random, replay.sampler)
         views = (None,) if next_obs == "stored" else (None, rl.NStep(2, 0.9), rl.Sequence(2**20), rl.Sequence(2**63))
         for view in views:
-            with pytest.raises((MemoryError, RuntimeError)):  # torch says it in words of its own
+            with pytest.raises((MemoryError, RuntimeError)):
                 replay.sample(2**17, view)
             assert digest(replay._random, replay.sampler) == before
-        with pytest.raises(MemoryError, match="none left"):  # a user's code runs after the draw
+        with pytest.raises(MemoryError, match="none left"):
             replay.sample(2, Failing())
         replay.check()
         assert len(replay.sample(1)) == 1
@@ -593,7 +591,8 @@ class TestFailing:
 
     def test_a_flag_of_a_row_that_only_resets_ends_nothing_in_a_block_of_stacks(self, backend: str) -> None:
         replay = rl.ReplayBuffer(8, obs=rl.Stacked(rl.Field(()), 2), action=(), autoreset="NEXT_STEP")
-        ends = np.array([True, True, False])  # an end, the row that resets (with a flag of its own), a step
+        # The second row only resets the environment, although it has a flag.
+        ends = np.array([True, True, False])
         frames = {"obs": [[1, 1], [1, 2], [3, 3]], "next_obs": [[1, 2], [3, 3], [3, 4]]}
         arrays = {name: np.array(stacks, np.float32) for name, stacks in frames.items()}
         numbers = {"action": np.zeros(3), "reward": np.arange(3.0), "terminated": ends, "truncated": ends & False}
@@ -830,7 +829,8 @@ class TestViews:
             )
 
         add(0.0, 0.0, True, 1.0)
-        add(1.0, -1.0, False, 2.0)  # the reset row, leading to an observation that nobody acts on
+        # This row only resets the environment.
+        add(1.0, -1.0, False, 2.0)
         add(5.0, 5.0, False, 6.0)
         batch = replay.sample(30, rl.Sequence(2, burn_in=1, cross_episodes=True))
         assert batch["reward"][batch["index"] == 0][0].tolist() == [0.0, 5.0, 0.0]
@@ -856,12 +856,10 @@ class TestViews:
                 assert batch["train"][t].tolist() == train
                 assert batch["obs"][t, :, 0].tolist() == [step or 0.0 for step in steps]
                 drawn = train.index(True)
-                assert batch["obs"][t, drawn, 0] == int(batch["index"][t]) - (
-                    t > 5
-                )  # the final row of t = 5 has an id too
+                assert batch["obs"][t, drawn, 0] == int(batch["index"][t]) - (t > 5)
 
     def test_a_recurrent_net_over_a_sequence_is_where_it_was_when_it_acted(self, backend: str) -> None:
-        """The obvious loop: the stored state pushed through a sequence gives the states that were stored."""
+        """A network that starts with the stored state reproduces the states that were stored along a sequence."""
         torch.manual_seed(0)
         cell = torch.nn.GRUCell(1, 5)
         replay = rl.ReplayBuffer(64, obs=1, action=(), extra={"hidden": rl.Carry(5), "seen": rl.Field(5)}, seed=0)
@@ -873,7 +871,8 @@ class TestViews:
                 hidden = torch.zeros(1, 5) if t % 9 == 8 else after
             batch = replay.sample(64, rl.Sequence(4, burn_in=3))
             hidden = batch["hidden"]
-            assert (batch["train"].long().argmax(1) < 3).any()  # some start near their episode's start
+            # Some sequences start near the start of their episode, so that their burn-in is short.
+            assert (batch["train"].long().argmax(1) < 3).any()
             for j in range(7):
                 hidden, real = cell(batch["obs"][:, j], hidden), batch["mask"][:, j]
                 torch.testing.assert_close(hidden[real], batch["seen"][real, j])
@@ -1026,7 +1025,7 @@ class TestRows:
 
 
 class Failing:
-    """A view that finds out late that it cannot read what was drawn."""
+    """A view of a user that fails after the draw."""
 
     def plan(self, schema: Any) -> Any:
         return rl.Transition().plan(schema)

@@ -1,4 +1,4 @@
-"""Broken chains and reset observations passed as next ones: `DataWarning` once, and silence for all honest streams."""
+"""One `DataWarning` for discontinuous steps and for reset observations passed as next ones; none for correct data."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def block(steps: list[Step]) -> dict[str, np.ndarray]:
 
 
 def unordered(count: int) -> Iterator[Step]:
-    """Rows of a shuffled dataset."""
+    """Yield the rows of a shuffled dataset."""
     for t in np.random.default_rng(0).permutation(10 * count)[:count]:
         yield float(t), False, False, t + 0.5
 
 
 def resets_as_next(count: int, length: int = 5, *, truncated: bool = False) -> Iterator[Step]:
-    """What a loop passes that takes the observation of a SAME_STEP environment for the next one."""
+    """Yield the steps of a loop that passes the observation of a SAME_STEP environment as the next observation."""
     for t in range(count):
         end, episode = t % length == length - 1, t // length
         following = 100.0 * (episode + 1) if end else 100.0 * episode + t % length + 1
@@ -76,12 +76,10 @@ def state_of(buffer: rl.ReplayBuffer) -> dict[str, torch.Tensor]:
     }
 
 
-# Cuts
-
-
 def test_a_chain_that_is_mostly_cut_is_spoken_of_once_with_figures_and_remedies(backend: str) -> None:
     buffer, steps = replay(), list(unordered(200))
-    for step in steps[:65]:  # the first follows nothing: 64 that do
+    # The first step follows no step, so that 64 steps are counted.
+    for step in steps[:65]:
         add(buffer, step)
     with pytest.warns(rl.DataWarning, match=CUTS) as caught:
         add(buffer, steps[65])
@@ -126,7 +124,7 @@ def test_every_call_that_speaks_does_so_before_it_changes_anything(backend: str,
         calls[call]()
     assert all(torch.equal(tensor, state_of(buffer)[name]) for name, tensor in before.items())
     assert not list(tmp_path.iterdir())
-    calls[call]()  # it is said once
+    calls[call]()
     assert len(buffer) == 300 + (call in ("add", "extend"))
 
 
@@ -169,9 +167,6 @@ def test_turn_based_self_play_in_one_column_is_told_to_use_two(backend: str) -> 
     for player, obs, following in turns(200):
         apart.add([[obs]], [0.0], [0.0], [False], [False], [[following]], env_ids=[player])
     assert (apart.sample(50, rl.Sequence(8))["mask"].sum(1) > 1).any()
-
-
-# Ends
 
 
 @pytest.mark.parametrize("autoreset", [None, "SAME_STEP", "DISABLED"])
@@ -225,9 +220,6 @@ def test_cartpole_that_resets_in_the_same_step(backend: str, mistaken: bool) -> 
     assert not mistaken or "final_obs" in said[0]
 
 
-# Streams that must stay silent
-
-
 def constant(count: int) -> Iterator[Step]:
     for t in range(count):
         yield 7.0, t % 5 == 4, False, 7.0
@@ -240,7 +232,7 @@ def truncate_and_continue(count: int) -> Iterator[Step]:
 
 def bandit(count: int) -> Iterator[Step]:
     for t in range(count):
-        yield float(t), True, False, t + 1.0  # the next context
+        yield float(t), True, False, t + 1.0
 
 
 def bandit_without_next(count: int) -> Iterator[Step]:
@@ -307,7 +299,7 @@ def test_every_way_to_reset_is_silent_through_add_step(backend: str, autoreset: 
 
 
 def test_next_step_is_never_asked_about_ends(backend: str) -> None:
-    """There the observation after an end is the final one, and the row after it resets."""
+    """Under NEXT_STEP, the observation after an end is the final one, and the following row resets."""
     buffer = replay(autoreset="NEXT_STEP", num_envs=1)
     obs = 0.0
     for t in range(300):
@@ -335,9 +327,6 @@ def test_distillation_has_no_chains() -> None:
         buffer.add([obs], 0.0)
 
 
-# What is counted
-
-
 def step_of(random: np.random.Generator, obs: float) -> Step:
     kind = random.integers(6)
     start = obs if kind else float(random.integers(3))
@@ -347,7 +336,7 @@ def step_of(random: np.random.Generator, obs: float) -> Step:
 @pytest.mark.parametrize("autoreset", [None, "NEXT_STEP", "SAME_STEP"])
 @pytest.mark.parametrize("seed", select(0, 1, of=range(8)))
 def test_blocks_and_backends_count_what_single_steps_count(autoreset: str | None, seed: int) -> None:
-    """Few different observations: ends lead to where the next episode starts, or to their own, by chance."""
+    """Observations are few, so that by chance ends lead to the next first observation or to their own."""
     random = np.random.default_rng(seed)
     steps, obs = [], 0.0
     for _ in range(60):
@@ -370,7 +359,7 @@ def test_blocks_and_backends_count_what_single_steps_count(autoreset: str | None
 
 
 def stacked_steps(random: np.random.Generator, k: int, pad: str, next_step: bool) -> Iterator[tuple[Any, ...]]:
-    """Stacks of few different frames: an end often leads to a stack with the same newest frame but other older ones."""
+    """Yield steps of few different frames, so that many ends lead to a stack that differs only in older frames."""
 
     def start() -> list[float]:
         frame = float(random.integers(2))
@@ -413,7 +402,6 @@ def test_stacked_frames_are_counted_as_whole_stacks(autoreset: str | None, pad: 
 
 
 def chains_of(buffer: rl.ReplayBuffer) -> ContinuityStats:
-    """What this object has counted."""
     store: Any = buffer.storage
     return store.continuity()
 
@@ -422,7 +410,8 @@ def test_other_devices_report_in_check(monkeypatch: pytest.MonkeyPatch) -> None:
     with rl.kernels.force_torch():
         for stream, expected in ((unordered, CUTS), (resets_as_next, "at all 19 ends")):
             buffer: Any = replay()
-            buffer.storage.counter.is_on = False  # as on a device, where counting would be launches
+            # On a device, writes do not count, to save launches.
+            buffer.storage.counter.is_on = False
             add_all(buffer, stream(100))
             with pytest.warns(rl.DataWarning, match=expected):
                 buffer.check()
@@ -469,7 +458,8 @@ def test_counters_are_not_saved(backend: str, tmp_path: Any) -> None:
     loaded = rl.load(tmp_path)
     assert isinstance(loaded, rl.ReplayBuffer)
     for step in steps[64:]:
-        add(loaded, step)  # the last of the file is followed, and 63 of these
+        # The counted steps are these 64: the first continues the last row of the file.
+        add(loaded, step)
     with pytest.warns(rl.DataWarning, match="got 64 of 64"):
         loaded.check()
 
@@ -486,9 +476,6 @@ def test_a_user_sees_the_line_that_added(tmp_path: Any) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert "train.py:4: DataWarning: obs: expected steps that start where the step before led" in done.stderr
     assert done.stderr.count("DataWarning") == 1
-
-
-# Adapters and services
 
 
 @pytest.mark.parametrize(("stream", "expected"), [(unordered, "got 64 of 64"), (resets_as_next, RESETS)])
@@ -533,5 +520,5 @@ def test_the_client_of_a_service_speaks_for_its_shards() -> None:
 
     with pytest.warns(rl.DataWarning, match="got 198 of 198") as caught:
         push()
-    assert len(caught) == 2  # one of each shard
-    assert len(service) == 4 * 125  # every row takes two places
+    assert len(caught) == 2
+    assert len(service) == 4 * 125

@@ -1,4 +1,4 @@
-"""The native check of a ring and the checks in Python that explain: both find the same violations."""
+"""The native check of a ring finds the same violations as the checks in Python, which explain them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUFFERS: dict[str, dict[str, Any]] = {
 
 
 def make(options: dict[str, Any], rng: np.random.Generator) -> rl.ReplayBuffer:
-    """A buffer of a random history: full or not, with ends, cuts and a clear."""
+    """Return a buffer with a random history of steps, ends, cuts and a clear."""
     settings: dict[str, Any] = {"obs": 2, **options}
     replay = rl.ReplayBuffer(12, action=(), num_envs=2, **settings)
     steps = int(rng.integers(0, 20))

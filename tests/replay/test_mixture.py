@@ -1,4 +1,4 @@
-"""Mixture: one batch from several buffers, each exactly its share."""
+"""Batches from several buffers: each buffer contributes exactly its share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import relive as rl
 
 
 def fill(value: float, rows: int = 20, **options: Any) -> rl.ReplayBuffer:
-    """Recognisable rows: the observation of row t is (value, t)."""
+    """Return a buffer of recognisable rows: the observation of row t is (value, t)."""
     replay = rl.ReplayBuffer(100, obs=2, action=(), seed=0, **options)
     for t in range(rows):
         replay.add([value, t], value, value, terminated=False, truncated=False, next_obs=[value, t + 1])
@@ -42,7 +42,8 @@ def test_every_batch_has_its_share_and_what_is_left_over_is_made_up_for(ratios: 
 
 def test_three_quarters_of_a_row_are_three_rows_in_four_batches() -> None:
     mixture = rl.Mixture({"online": fill(0), "demos": fill(1)}, {"demos": 1, "online": 3})
-    # After so many batches 0.75, 1.5, 2.25 and 3 rows are due: rounded, 1, 1 (the first buffer wins ties), 2 and 3.
+    # After 1 to 4 batches, 0.75, 1.5, 2.25 and 3 rows are due; the rounded sums are 1, 1 (the first buffer wins ties),
+    # 2 and 3.
     assert [int(mixture.sample(3)["source"].sum()) for _ in range(8)] == [1, 0, 1, 1, 1, 0, 1, 1]
     assert mixture.names == ("online", "demos")
 
@@ -74,12 +75,13 @@ def test_priorities_find_their_way_back() -> None:
     mixture = rl.Mixture({"online": online, "demos": demos, "rest": fill(2)}, (1, 1, 1))
     everything = torch.cat([online.ids() * 3, demos.ids() * 3 + 1])
     priority = torch.zeros(40)
-    priority[[4, 20 + 7]] = 1.0  # row 4 of one, row 7 of the other
+    priority[[4, 20 + 7]] = 1.0
     assert mixture.update_priority(everything, priority) == 0
     batch = mixture.sample(30)
     assert set(batch["obs"][batch["source"] == 0, 1].tolist()) == {4.0}
     assert set(batch["obs"][batch["source"] == 1, 1].tolist()) == {7.0}
-    mixture.update_priority(batch["index"], torch.ones(30))  # those of "rest" have none to update
+    # Rows of "rest", which has no priorities, are ignored.
+    mixture.update_priority(batch["index"], torch.ones(30))
     for t in range(200):
         online.add([0, t], 0, 0, terminated=False, truncated=False, next_obs=[0, t + 1])
     assert mixture.update_priority(everything, torch.ones(40)) == 20

@@ -1,4 +1,4 @@
-"""`out=`: whatever does not fit is refused before rows are drawn, and an epoch ends in its first rows."""
+"""`out=` of the wrong form is refused before rows are drawn; the last batch of an epoch fills its first rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mixed(sampler: rl.Sampler | None = None) -> rl.Mixture:
 
 
 class Weighing(rl.Sampler):
-    """A user's epochs with weights."""
+    """A user's sampler of one epoch, with weights."""
 
     returns_weights = may_return_fewer = True
     independent = False
@@ -54,7 +54,7 @@ def test_the_rest_of_an_epoch_is_in_the_first_rows(make: Any, view: Any, backend
 
 
 def test_the_rest_of_an_epoch_with_weights(backend: str) -> None:
-    for count in (4, 9):  # the rest are 2 rows, and 1
+    for count in (4, 9):
         one, twin = made(Weighing()), made(Weighing())
         out = one.sample(count)
         twin.sample(count)

@@ -1,4 +1,4 @@
-"""Read plans: one language for every view, and what views of users do with it."""
+"""Read plans of our views and of users' views."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_steps_that_nobody_changed_are_reduced_to_what_the_plan_reads(view: Any,
 
 @dataclass(frozen=True)
 class Mixed:
-    """Leaves at places that no view of ours combines."""
+    """Reads leaves at offsets that no view of ours combines."""
 
     layout: Layout
 
@@ -96,9 +96,10 @@ def test_a_view_that_reads_by_itself_is_told_what_to_write_instead() -> None:
         lived().sample(4, Old())  # pyright: ignore[reportArgumentType]
 
 
-@dataclass  # without a hash: equal views cannot be recognised
+# Without a hash, the readers of equal views cannot be cached.
+@dataclass
 class Relative:
-    """Transitions with the number of steps to the end of what is stored of the episode."""
+    """Transitions with the number of stored steps of the episode before and after each."""
 
     plans: list[int] = field(default_factory=list)
 
@@ -157,7 +158,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Wrong(rl.View):
-    """A view that returns what is no batch."""
+    """A view whose `finish` returns no batch."""
 
     returned: Any
 

@@ -1,4 +1,4 @@
-"""Environments that were reset from outside, without `cut()`: a `DataWarning` that names it, and silence after it."""
+"""Environments that are reset without `cut()` cause a `DataWarning`; with `cut()` there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that Triton's kernels write, draw and read, under its interpreter, against the native core."""
+"""Rows that Triton's kernels write, draw and read under its interpreter equal those of the native core."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _interpreted() -> Iterator[None]:
-    """A buffer is Triton's only if it is made so."""
+    """Run Triton's interpreter during each test; only buffers made with `force` use it."""
     with quick_arithmetic(), warnings.catch_warnings():
         warnings.simplefilter("ignore", rl.DataWarning)
         yield
 
 
 def pair(shape: Shape, **more: Any) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
-    """A buffer of the native core and one of Triton's."""
+    """Return a buffer of the native core and an equal buffer of Triton's kernels."""
     native = shape.buffer(seed=0, **more)
     with rl.kernels.force("triton"):
         return native, shape.buffer(seed=0, **more)
@@ -211,7 +211,7 @@ class TestRewards:
 
 
 class TestLaunches:
-    """The bars, and what is reached; no call looks at a result."""
+    """Numbers of launches of each call, none of which waits for a result."""
 
     CALLS: ClassVar[dict[str, tuple[Any, Callable[[rl.ReplayBuffer], Callable[[], object]], list[str]]]] = {
         "add": (None, lambda replay: partial(replay.add, **step_of(replay)), ["write_kernel"]),
@@ -255,14 +255,15 @@ class TestLaunches:
             replay = rl.ReplayBuffer(80, {"a": 3, "b": 3}, 2, num_envs=4, sampler=rl.Prioritized(), seed=0)
             replay.add(**step_of(replay))
             batch = replay.sample(8)
-            replay.add(**step_of(replay, 2), env_ids=[0, 2])  # numbers of environments are made a tensor once
+            # Ids of environments are converted to a tensor once.
+            replay.add(**step_of(replay, 2), env_ids=[0, 2])
             with Launches() as launches:
                 calls[name]()
         assert not WAITS & set(launches.names)
 
 
 def block_of(replay: rl.ReplayBuffer, steps: int = 3) -> dict[str, Any]:
-    """Steps of all environments."""
+    """Return a block of steps of all environments."""
     return {name: _repeated(value, steps) for name, value in step_of(replay).items()}
 
 
@@ -273,7 +274,7 @@ def _repeated(value: Any, steps: int) -> Any:
 
 
 def step_of(replay: rl.ReplayBuffer, envs: int | None = None) -> dict[str, Any]:
-    """A step of all environments, or of so many."""
+    """Return a step of all environments, or of the first `count`."""
     envs = replay.num_envs if envs is None else envs
     assert envs is not None
     obs: Any = [torch.zeros(envs, 3), torch.ones(envs, 3)]
@@ -381,7 +382,7 @@ class TestCheckpoints:
 
 @pytest.mark.parametrize("number", select("T16", of=["T3", "T6", "T8", "T11", "T12", "T14", "T15", "T16", "T17"]))
 def test_conformance(number: str) -> None:
-    """The cases of replay that take seconds and not minutes under the interpreter."""
+    """Run the conformance cases of replay that take seconds, not minutes, under the interpreter."""
     with interpreted():
         outcome = case(number).run(ours.adapter())
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)

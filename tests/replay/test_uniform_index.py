@@ -1,4 +1,4 @@
-"""Uniform draws of the torch path: every transition has one number, whatever the rings look like."""
+"""Uniform draws with torch ops: every transition has exactly one number, in rings of any state."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ def _torch_ops() -> Iterator[None]:
 
 
 class Counting(Randomness):
-    """Numbers 0, 1, 2, … instead of random ones."""
+    """Returns the numbers 0, 1, 2, … instead of random numbers."""
 
     def integers(self, count: int, device: torch.device) -> torch.Tensor:
         return torch.arange(count, device=device)
 
 
 def step(envs: int, t: int, ends: bool) -> dict[str, Any]:
-    """A step that leads from observation t to t + 1, or to an end of its own."""
+    """Return a step from observation t to t + 1, or, if the episode ends, to -1 - t."""
     flags = {"terminated": np.full(envs, ends), "truncated": np.zeros(envs, bool)}
     numbers = {"obs": np.full((envs, 1), t), "action": np.zeros(envs), "reward": np.zeros(envs)}
     return {**numbers, **flags, "next_obs": np.full((envs, 1), -1 - t if ends else t + 1)}
 
 
 def every_row_once(replay: rl.ReplayBuffer) -> None:
-    """As many consecutive numbers as there are transitions draw each transition once."""
+    """Assert that as many consecutive numbers as there are transitions draw every transition once."""
     stored = replay.ids().tolist()
     store: Any = replay.storage
-    for start in (0, 3 * len(stored)):  # numbers beyond the count begin again
+    # Numbers beyond the number of transitions begin again at the first.
+    for start in (0, 3 * len(stored)):
         drawn = store.draw(len(stored) + start, Counting())[start:]
         assert sorted(store.rows.ring.ids_at(drawn).tolist()) == stored
 
@@ -83,7 +84,8 @@ def test_draws_are_uniform(name: str) -> None:
     draws = 400 * len(ids)
     counts = torch.bincount(torch.searchsorted(ids, replay.sample(draws)["index"]), minlength=len(ids)).double()
     excess = float(((counts - 400) ** 2 / 400).sum()) - (len(ids) - 1)
-    assert abs(excess) < 5 * (2 * len(ids)) ** 0.5  # five standard deviations of χ²
+    # The limit is five standard deviations of χ².
+    assert abs(excess) < 5 * (2 * len(ids)) ** 0.5
 
 
 @pytest.mark.parametrize("next_step", [False, True])
@@ -111,7 +113,7 @@ def test_rows_that_were_loaded_are_drawn(tmp_path: Any) -> None:
 
 
 def test_a_device_that_has_no_rows_draws_inside_the_memory() -> None:
-    """Only the device knows that all rows were resets; a slot outside the memory would end the process there."""
+    """If all rows were resets, only the device has the count 0; a slot outside the memory would end the process."""
     replay = rl.ReplayBuffer(8, 1, (), num_envs=2, seed=0)
     assert int(replay.storage.draw(4, Randomness(0)).max()) < 10
 

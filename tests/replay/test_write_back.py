@@ -1,4 +1,4 @@
-"""Mutable fields and `write`: rows named by identity are written again, and nothing else is."""
+"""`write` overwrites mutable fields of the rows with the passed ids, and nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(memory: Any = "cpu", **options: Any) -> rl.ReplayBuffer:
 
 
 def step(replay: rl.ReplayBuffer, t: int, ends: np.ndarray = FALSE) -> None:
-    """Rows to recognise: every number is t·ENVS + environment."""
+    """Add a recognisable step: every number is t·ENVS + environment."""
     number = t * ENVS + np.arange(ENVS)
     parts = {"a": number.astype(np.int16), "b": np.stack([number, number], 1), "c": number % 2 == 0}
     latent = np.stack([number, -number], 1)
@@ -52,7 +52,7 @@ def filled(count: int = 10, memory: Any = "cpu", **options: Any) -> rl.ReplayBuf
 
 @pytest.fixture(params=[*BACKENDS, "shared", "disk"])
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """Where a buffer is made: by each backend on the heap, in shared memory, on disk."""
+    """Return the memory of a buffer: the heap with each backend, shared memory, and a disk."""
     name = request.param
     if name != "torch" and kernels.native() is None:
         pytest.skip("this install has no native core (no compiler)")
@@ -159,13 +159,13 @@ class TestWriting:
 
 
 class TestOtherDevices:
-    """On `meta` there are no values: whoever waits for one there gets an error."""
+    """Calls on the `meta` device, which raises an error if a call waits for a value."""
 
     SAMPLERS = (rl.Uniform(), rl.Recent(4), rl.NewFirst(0.5), rl.NewFirst(0.5, length=3), rl.Prioritized())
 
     @pytest.mark.parametrize("sampler", SAMPLERS)
     def test_rows_are_drawn_and_written_without_waiting(self, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Randomness, "generator", lambda *_: None)  # meta has none
+        monkeypatch.setattr(Randomness, "generator", lambda *_: None)
         extra = {"latent": rl.Mutable(3)}
         replay = rl.ReplayBuffer(64, 2, (), num_envs=4, extra=extra, device="meta", sampler=sampler)
         with torch.device("meta"):
@@ -196,7 +196,7 @@ class TestOtherDevices:
 
 
 class Written(TorchDispatchMode):
-    """Keeps what is written by index."""
+    """Records the slots and values of all writes by index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ def test_writes_are_those_of_a_list_of_dicts(backend: str, operations: list[Oper
 
 
 class Adding:
-    """Values that add rows to a buffer when they are converted."""
+    """An array that adds rows to a buffer while it is converted."""
 
     def __init__(self, replay: rl.ReplayBuffer, values: Any, steps: int) -> None:
         self.replay, self.values, self.steps = replay, values, steps

@@ -228,7 +228,7 @@ def _make_buffer(
         num_slots = sum(file.arrays[2].shape[0] for file in manifest.segments)
         for column in rows.columns.values():
             request_large_pages(column.flatten(0, 1)[:num_slots])
-    with getattr(buffer, "_refilled", nullcontext)():
+    with getattr(buffer, "_replacing_contents", nullcontext)():
         buffer.load_state(saved)
         if "note" in manifest.values:
             saved.part("note").tensors(MAX_NOTE_BYTES)

@@ -91,7 +91,7 @@ def save(
     root = Path(path).absolute()
     archive = Archive(root, files)
     messages: list[str] = []
-    with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
+    with buffer._lock, getattr(buffer, "_reading_in_order", nullcontext)():
         kind = type(buffer).__name__
         if BUFFER_CLASSES.get(kind) is not type(buffer):
             remedy = "Save one of these; of an adapter, save its core."

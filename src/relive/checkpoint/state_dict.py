@@ -74,7 +74,7 @@ class StateDictMixin:
                 for root, previous in vars(self).get("_checkpoints", {}).items():
                     # The next save must write all rows, because the buffer loses those that were saved.
                     self._checkpoints[root] = previous.without_rows()
-                with getattr(self, "_refilled", nullcontext)():
+                with getattr(self, "_replacing_contents", nullcontext)():
                     complete(partial(_fill, snapshot, self))
             except (CheckpointError, InvariantError) as error:
                 raise SchemaError(f"load_state_dict: {error}") from error

@@ -70,7 +70,7 @@ class RateLimit:
         self._counts = replay._traffic.numpy()
         self._closed_flag = replay._limit_closed.numpy()
         self._max_rows = {"insert": replay.num_envs or 1, "sample": 1}
-        """Largest number of rows of one call so far, by kind of call."""
+        """Largest number of rows of one call so far, by side of call."""
         default_tolerance = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
         self.tolerance = default_tolerance if tolerance is None else check_finite("tolerance", tolerance)
         self.timeout = None if timeout is None else check_finite("timeout", timeout)
@@ -147,56 +147,56 @@ class RateLimit:
         envs = None if env_ids is None else convert_env_ids(env_ids, replay.num_envs, replay.device)
         self._wait_and_call("insert", steps * ((replay.num_envs or 1) if envs is None else len(envs)), write)
 
-    def _wait_and_call(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
-        self._require_open(kind)
-        if rows > self._max_rows[kind]:
-            self._refuse_deadlock(kind, rows)
-            self._max_rows[kind] = rows
+    def _wait_and_call(self, side: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
+        self._require_open(side)
+        if rows > self._max_rows[side]:
+            self._refuse_deadlock(side, rows)
+            self._max_rows[side] = rows
         start, pause = time.monotonic(), _PAUSE_SECONDS[0]
         while True:
             with self.replay._lock:
-                self._require_open(kind)
-                reason = self.waits_for(kind, rows)
+                self._require_open(side)
+                reason = self.explain_wait(side, rows)
                 if reason is None:
-                    return self._call_and_count(kind, rows, call)
+                    return self._call_and_count(side, rows, call)
             waited_seconds = time.monotonic() - start
             if self.timeout is not None and waited_seconds >= self.timeout:
-                raise TimeoutError(f"{kind}: waited {waited_seconds:.3g} s. {reason}")
+                raise TimeoutError(f"{side}: waited {waited_seconds:.3g} s. {reason}")
             time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited_seconds))
             pause = min(2 * pause, _PAUSE_SECONDS[1])
 
-    def _call_and_count(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
+    def _call_and_count(self, side: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
         """Make a call and count its rows; the caller holds the lock."""
-        if kind == "sample":
+        if side == "sample":
             result = call()
             self._counts[1] += rows
             return result
         try:
             # The write itself counts the rows, because a signal may interrupt right after the write.
-            self.replay._inserted = self.inserted + rows
+            self.replay._num_admitted = self.inserted + rows
             return call()
         finally:
-            self.replay._inserted = None
+            self.replay._num_admitted = None
 
-    def waits_for(self, kind: Literal["insert", "sample"], rows: int) -> str | None:
+    def explain_wait(self, side: Literal["insert", "sample"], rows: int) -> str | None:
         """Return why a call of `rows` rows would wait now, as a sentence; None if it would not wait."""
         num_stored = len(self.replay)
-        if kind == "sample" and num_stored < self.min_size:
+        if side == "sample" and num_stored < self.min_size:
             return f"Sampling begins with {self.min_size} stored transitions, and there are {num_stored}: add more."
         surplus = self.samples_per_insert * (self.inserted - self.min_size) - self.sampled
         counts = (
             f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
         )
-        if kind == "insert" and surplus + self.samples_per_insert * rows > self.tolerance:
+        if side == "insert" and surplus + self.samples_per_insert * rows > self.tolerance:
             # Inserts need not wait before sampling may begin.
             return None if num_stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
-        if kind == "sample" and surplus - rows < -self.tolerance:
+        if side == "sample" and surplus - rows < -self.tolerance:
             return f"Samples are ahead ({counts}): add more."
         return None
 
-    def _refuse_deadlock(self, kind: Literal["insert", "sample"], rows: int) -> None:
+    def _refuse_deadlock(self, side: Literal["insert", "sample"], rows: int) -> None:
         """Raise if the tolerance is so small that an insert and a sample could wait for each other."""
-        max_rows = self._max_rows | {kind: rows}
+        max_rows = self._max_rows | {side: rows}
         min_tolerance = (self.samples_per_insert * max_rows["insert"] + max_rows["sample"]) / 2
         if self.tolerance < min_tolerance:
             expected = (

@@ -130,7 +130,7 @@ class ServicePlan:
         """Sampler of a shard, with beta=0, because the client computes weights from the rows of all shards."""
         return replace(self.sampler, beta=0.0) if isinstance(self.sampler, Prioritized) else self.sampler
 
-    def buffer(self, shard: int) -> ReplayBuffer:
+    def make_buffer(self, shard: int) -> ReplayBuffer:
         """Return an empty buffer for the environments of a shard."""
         envs = len(self.envs(shard))
         rows = self.capacity // self.num_envs

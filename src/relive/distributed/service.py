@@ -18,7 +18,7 @@ from relive.distributed.client import Calls, ClientReader, Sender, find_actor, r
 from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, to_array
 from relive.errors import NotReadyError, SchemaError, explain, find_call_site, worker_call_site
 from relive.kernels.priority import importance_weights
-from relive.replay.ids import NO_ROW, flat_ids, mutable_leaves
+from relive.replay.ids import PADDING_ID, flatten_ids, flatten_mutable_fields
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
 from relive.schema.assembly import assemble, check_batch_size, check_destination, to_device
@@ -369,7 +369,7 @@ class ReplayService:
         An id that was never issued is an IndexError of its shard; the other shards then write their rows. A shard that
         restarts from its checkpoint has the values that were saved there.
         """
-        leaves = mutable_leaves(self.plan.schema, fields)
+        leaves = flatten_mutable_fields(self.plan.schema, fields)
         ids, leading_shape, is_id = _flatten_index(index)
         values = {}
         for i, leaf in leaves.items():
@@ -432,6 +432,6 @@ def _to_host(value: Any) -> Any:
 
 def _flatten_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
     """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of the ids."""
-    flat, leading_shape = flat_ids(_to_host(index), _HOST)
-    is_id = flat.numpy() != NO_ROW if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
+    flat, leading_shape = flatten_ids(_to_host(index), _HOST)
+    is_id = flat.numpy() != PADDING_ID if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
     return flat.numpy()[is_id], leading_shape, is_id

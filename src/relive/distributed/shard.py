@@ -29,7 +29,7 @@ from relive.distributed.protocol import (
 )
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.ids import flat_ids, write_back
+from relive.replay.ids import flatten_ids, write_back
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
 from relive.storage.allocator import supports_persistent_memory
@@ -100,7 +100,7 @@ class ShardReader:
         with self.lock:
             buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             values = {i: to_tensor([array[is_valid]]) for i, array in leaves.items()}
-            flat = flat_ids(buffer_ids[is_valid], self._buffer.device)
+            flat = flatten_ids(buffer_ids[is_valid], self._buffer.device)
             return write_back(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
@@ -143,7 +143,7 @@ class Shard(ShardReader):
         plan, envs = self._plan, self._plan.envs(self._number)
         first = np.zeros((1, len(envs)), np.int64)
         self._ids = ShardIds(envs, plan.num_envs, first, 0)
-        self._replay: ReplayBuffer = plan.buffer(self._number)
+        self._replay: ReplayBuffer = plan.make_buffer(self._number)
         if plan.checkpoint is None:
             return
         with suppress(NoCheckpoint):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from os import PathLike
@@ -20,13 +20,13 @@ from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, NotReadyErr
 from relive.kernels import complete
 from relive.locking import ClosedLock, make_lock, recovery_callback
 from relive.replay.backend import Backend
-from relive.replay.ids import flat_ids, mutable_leaves, sort_rows, update_priorities, write_back
+from relive.replay.ids import flatten_ids, flatten_mutable_fields, sort_rows, update_priorities, write_back
 from relive.replay.invariants import device_faults
 from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
 from relive.replay.recovery import RecoverableBuffer, read_last_commit
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import load_sampler_state
-from relive.replay.settings import ReplaySettings, require_saved_sizes, saved_arguments
+from relive.replay.settings import ReplaySettings, read_saved_arguments, require_saved_sizes
 from relive.replay.step_input import StepInput
 from relive.replay.views import View
 from relive.replay.views.view import Finish, ReadContext, batch_plan, bind_view
@@ -139,7 +139,7 @@ class ReplayBuffer(StateDictMixin):
         shared = allocator if allocator.persistent else LocalAllocator(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """Number of steps and of samples that a RateLimit has admitted."""
-        self._inserted: int | None = None
+        self._num_admitted: int | None = None
         """Number of steps admitted by a RateLimit, including the current write; None without a RateLimit."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
@@ -208,13 +208,13 @@ class ReplayBuffer(StateDictMixin):
         if self.storage.warning is not None:
             self._issue_warning()
         with self._lock:
-            envs = None if env_ids is None else self._input.envs(env_ids)
+            envs = None if env_ids is None else self._input.convert_env_ids(env_ids)
             values = (obs, action, reward, terminated, truncated)
             # Flattening takes longer than the copy of a small step, so plain values are written as they are.
             if self._is_plain and not (extra or self._input.staged):
                 self._write(values, (next_obs,), envs)
             else:
-                self._write(self._input.leaves(values, extra), self._input.next_leaves(next_obs), envs)
+                self._write(self._input.flatten_step(values, extra), self._input.flatten_next_obs(next_obs), envs)
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None, *,
@@ -228,12 +228,12 @@ class ReplayBuffer(StateDictMixin):
         if self.storage.warning is not None:
             self._issue_warning()
         with self._lock:
-            envs, mode = self._input.envs(env_ids), self.autoreset
-            leaves, next_leaves, info = self._input.gymnasium_step(obs, action, step, extra, mode, envs)
+            envs, mode = self._input.convert_env_ids(env_ids), self.autoreset
+            leaves, next_leaves, info = self._input.flatten_gymnasium_step(obs, action, step, extra, mode, envs)
             if info and self._declared.is_watching:
                 self._declared.check_info(info)
-            measured = self._observers.read_measurements(info, self.storage.rows.step_shape(envs), mode)
-            self._write(leaves, next_leaves, envs, measured=measured)
+            measurements = self._observers.read_measurements(info, self.storage.rows.step_shape(envs), mode)
+            self._write(leaves, next_leaves, envs, measurements=measurements)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the next step before the environment overwrites their memory; `add` passes the rest."""
@@ -245,14 +245,14 @@ class ReplayBuffer(StateDictMixin):
         if self.storage.warning is not None:
             self._issue_warning()
         with self._lock:
-            envs = self._input.envs(env_ids)
-            leaves, next_leaves, steps = self._input.block(batch)
+            envs = self._input.convert_env_ids(env_ids)
+            leaves, next_leaves, steps = self._input.flatten_block(batch)
             self._write(leaves, next_leaves, envs, steps)
 
     def cut(self, env_ids: Any = None) -> None:
         """Mark the current episodes as abandoned: the next observation starts a new episode."""
         with self._lock:
-            envs = self._input.envs(env_ids)
+            envs = self._input.convert_env_ids(env_ids)
             self.storage.cut(envs, partial(self._observers.drop_running_episodes, envs))
 
     def clear(self) -> None:
@@ -322,25 +322,25 @@ class ReplayBuffer(StateDictMixin):
 
     def _write(
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
-        steps: int | None = None, measured: Mapping[str, Any] = _NO_MEASUREMENTS,
+        steps: int | None = None, measurements: Mapping[str, Any] = _NO_MEASUREMENTS,
     ) -> None:  # fmt: skip
         """Write a step, or a block of `steps` steps. The caller holds the lock."""
         if self._before_write is not None:
             self._before_write(steps or 1)
         if self._plans_counts:
             with counting.lock:
-                count = self._plan_counts(leaves, envs, steps, measured)
+                count = self._plan_counts(leaves, envs, steps, measurements)
                 self.storage.write(leaves, next_leaves, envs, steps, partial(self._finish_write, count))
             return
         if self._counts_natively:
-            self._observers.set_measurements(measured)
+            self._observers.set_measurements(measurements)
         on_complete = self.sampler.after_write if self._follows_writes else None
-        if self._input.staged or self._inserted is not None:
+        if self._input.staged or self._num_admitted is not None:
             on_complete = self._finish_write
         self.storage.write(leaves, next_leaves, envs, steps, on_complete)
 
     def _plan_counts(
-        self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None, measured: Mapping[str, Any]
+        self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None, measurements: Mapping[str, Any]
     ) -> Callable[[], None]:
         """Compute how a write changes the statistics, before it happens; see `Observers.plan`."""
         rows = self.storage.rows
@@ -350,13 +350,13 @@ class ReplayBuffer(StateDictMixin):
             for i in self._observers.observed_leaves
         }
         resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]
-        return self._observers.plan(block, resetting.clone() if rows.next_step else None, measured, envs)[0]
+        return self._observers.plan(block, resetting.clone() if rows.next_step else None, measurements, envs)[0]
 
     def _finish_write(self, count: Callable[[], None] | None = None) -> None:
         """Complete a write after the rows are stored. Idempotent: a signal may make it run twice."""
         self._input.staged.clear()
-        if self._inserted is not None:
-            self._traffic.numpy()[0] = self._inserted
+        if self._num_admitted is not None:
+            self._traffic.numpy()[0] = self._num_admitted
         if self._follows_writes:
             self.sampler.after_write()
         if count is not None:
@@ -405,12 +405,12 @@ class ReplayBuffer(StateDictMixin):
         if finish is not None:
             leaves = self._read(*self.sampler.choose(count), reader, finish)
             return assemble(leaves, leaves[INDEX].shape)
-        reserved = reader.reserve_batch(count)
+        reserved_batch = reader.reserve_batch(count)
         slots, weight = self.sampler.choose(count)
         # An epoch may end with fewer rows than requested.
         if len(slots) != count:
-            reserved = reader.reserve_batch(len(slots))
-        return reader.fill_batch(reserved, slots, weight)
+            reserved_batch = reader.reserve_batch(len(slots))
+        return reader.fill_batch(reserved_batch, slots, weight)
 
     def _sample_into(
         self, out: lazy.TensorDict, count: int, reader: PlanReader, finish: Finish | None
@@ -465,14 +465,17 @@ class ReplayBuffer(StateDictMixin):
         """Return the reader of a view's plan and the view's `finish`; cached for equal views."""
         try:
             return self._views[view]
-        except (KeyError, TypeError):
-            plan, finish = bind_view(view, self.storage)
-        if len(self._views) >= _MAX_VIEWS:
-            self._views.clear()
-        bound = self.storage.make_reader(plan), finish
-        with suppress(TypeError):  # A user's view may not be hashable.
-            self._views[view] = bound
-        return bound
+        except KeyError:
+            is_hashable = True
+        except TypeError:
+            is_hashable = False
+        plan, finish = bind_view(view, self.storage)
+        reader_and_finish = self.storage.make_reader(plan), finish
+        if is_hashable:
+            if len(self._views) >= _MAX_VIEWS:
+                self._views.clear()
+            self._views[view] = reader_and_finish
+        return reader_and_finish
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set the priorities of the rows `index` (of a batch); returns how many overwritten rows were skipped.
@@ -485,7 +488,9 @@ class ReplayBuffer(StateDictMixin):
             if not self.sampler.takes_priorities:
                 remedy = "Make the buffer with sampler=rl.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
-            return update_priorities(self.storage, self.sampler, index, _tensor("priority", priority, self.device))
+            return update_priorities(
+                self.storage, self.sampler, index, _convert_tensor("priority", priority, self.device)
+            )
 
     def write(self, index: Any, **fields: Any) -> int:
         """Overwrite `Mutable` fields of the rows `index` (of a batch).
@@ -499,8 +504,8 @@ class ReplayBuffer(StateDictMixin):
         with self._lock:
             if self._before_write is not None:
                 self._before_write(0)
-            leaves = mutable_leaves(self._schema, fields)
-            return write_back(self.storage, *flat_ids(index, self.device), leaves)
+            leaves = flatten_mutable_fields(self._schema, fields)
+            return write_back(self.storage, *flatten_ids(index, self.device), leaves)
 
     @property
     def is_open(self) -> torch.Tensor:
@@ -562,13 +567,13 @@ class ReplayBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return assemble(self.storage.rows.shared_leaves(), self.storage.ring.kind.shape)
+            return assemble(self.storage.rows.alias_leaves(), self.storage.ring.kind.shape)
 
     @classmethod
     @torch.inference_mode(False)
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
         """Make an empty buffer from a saved config; `changes` (device, sampler) other than None override the config."""
-        arguments = saved_arguments(config, saved, changes)
+        arguments = read_saved_arguments(config, saved, changes)
         require_saved_sizes(arguments, saved)
         replay = cls(**arguments)
         if replay._allocator.reopened:
@@ -586,7 +591,7 @@ class ReplayBuffer(StateDictMixin):
         name, commit = read_last_commit(root)
         changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
         try:
-            return cls(**saved_arguments(commit.config, commit, changes))
+            return cls(**read_saved_arguments(commit.config, commit, changes))
         except SchemaError as error:
             raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
 
@@ -620,11 +625,11 @@ class ReplayBuffer(StateDictMixin):
         self._observers.load_state(saved.part_without_values("listeners"))
         self._input.load_state(saved.part("staged"))
 
-    def _refilled(self) -> AbstractContextManager[None]:
+    def _replacing_contents(self) -> AbstractContextManager[None]:
         """Return a context manager to hold while the contents are replaced."""
         return self._allocator.replacing_contents()
 
-    def _in_order(self) -> AbstractContextManager[None]:
+    def _reading_in_order(self) -> AbstractContextManager[None]:
         """Return a context manager to hold while rows are read from the first to the last."""
         return self._allocator.reading_in_order()
 
@@ -635,7 +640,7 @@ class ReplayBuffer(StateDictMixin):
         steps and issues `DataWarning`s. In disk memory, every row is compared with its checksum.
         """
         self._issue_warning()
-        with self._lock, self._in_order():
+        with self._lock, self._reading_in_order():
             self.check_state()
             self.storage.check_row_checksums()
             messages = list(self.storage.late_warnings())
@@ -661,7 +666,7 @@ class ReplayBuffer(StateDictMixin):
         return f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, {fields})"
 
 
-def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
+def _convert_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     is_plain = type(value) is torch.Tensor and value.dtype in DTYPES and value.layout == torch.strided
     if is_plain and value.device == device and not value.requires_grad:
         return value

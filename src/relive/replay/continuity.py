@@ -152,7 +152,7 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
     if rows.next_step or not len(final):
         return stats
     is_end, is_over, next_obs_differs = _compare_ends(rows, final.cpu().numpy())
-    obs = [rows.bits_at(i, start) for i in rows.obs_leaves]
+    obs = [rows.read_bits(i, start) for i in rows.obs_leaves]
     return stats + _count_ends(
         is_end, is_over | rows.same_step, next_obs_differs & _equal_obs(rows, final.cpu().numpy(), obs)
     )
@@ -193,7 +193,7 @@ def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> 
 def _bytes_at(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
     """Return the bytes [slots, bytes] of an observation's leaf at flat slots, with frame stacks rebuilt."""
     if leaf in rows.stacked:
-        return _as_bytes(rows.bits_at(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
+        return _as_bytes(rows.read_bits(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
     return _as_bytes(rows.leaves[leaf], rows.ring.kind.numel())[slots]
 
 

@@ -13,7 +13,7 @@ from relive.replay.backend import Backend
 from relive.schema.conversion import as_numpy_if_cpu, as_tensor, convert, convert_row_ids, path_name
 from relive.schema.fields import Schema, mutable_schema
 
-NO_ROW = -1
+PADDING_ID = -1
 """The id of padding in "step_index"."""
 
 
@@ -24,7 +24,7 @@ def resolve_ids(backend: Backend, ids: torch.Tensor, *, padded: bool) -> torch.T
     """
     if not padded:
         return backend.locate(ids)
-    is_padding = ids == NO_ROW
+    is_padding = ids == PADDING_ID
     if backend.device.type != "cpu":
         # Padding is located too, because selecting by a mask would synchronise.
         return backend.locate(ids).masked_fill(is_padding, -1)
@@ -39,7 +39,7 @@ def _count_true(mask: torch.Tensor) -> Any:
     return total if isinstance(total, torch.Tensor) else int(total)
 
 
-def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
+def flatten_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
     """Return the ids `index` [B] or [B, L] as int64 [K], and their shape."""
     if not isinstance(index, torch.Tensor) or index.ndim != 1:
         index = as_tensor("index", index, device).to(device)
@@ -72,10 +72,10 @@ def write_back(
     if len(slots):
         backend.rewrite(slots, values)
     num_skipped = _count_true(slots < 0)
-    return num_skipped - _count_true(ids == NO_ROW) if padded else num_skipped
+    return num_skipped - _count_true(ids == PADDING_ID) if padded else num_skipped
 
 
-def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
+def flatten_mutable_fields(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
     """Return the leaves of fields by their index in the schema; raises if a field is not mutable."""
     mutable = mutable_schema(schema)
     names = ", ".join(mutable.names) or "none is declared"
@@ -95,7 +95,7 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
 
 def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torch.Tensor) -> Any:
     """Set the priorities of the rows `index`; returns how many rows were stale and skipped."""
-    ids, ids_shape = flat_ids(index, backend.device)
+    ids, ids_shape = flatten_ids(index, backend.device)
     padded = len(ids_shape) == 2
     rows = ids if sampler.updates_by_id else resolve_ids(backend, ids, padded=padded)
     if not padded:
@@ -103,7 +103,7 @@ def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torc
     if tuple(priority.shape) != ids_shape:
         remedy = "Pass a priority for each step."
         raise SchemaError(explain("priority", f"shape {ids_shape}", tuple(priority.shape), remedy))
-    is_padding = ids == NO_ROW
+    is_padding = ids == PADDING_ID
     # A network's output for padding may be NaN, which `update` would refuse.
     return sampler.update(rows, priority.reshape(-1).masked_fill(is_padding, 0)) - _count_true(is_padding)
 

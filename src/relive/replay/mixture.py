@@ -14,7 +14,7 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.ids import NO_ROW, convert_rows, flat_ids, mutable_leaves, resolve_ids, write_back
+from relive.replay.ids import PADDING_ID, convert_rows, flatten_ids, flatten_mutable_fields, resolve_ids, write_back
 from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
@@ -181,15 +181,15 @@ class Mixture:
         changed.
         """
         buffers = list(self.buffers.values())
-        ids, ids_shape = flat_ids(index, buffers[0].device)
-        is_id = ids >= (0 if len(ids_shape) == 1 else NO_ROW)
+        ids, ids_shape = flatten_ids(index, buffers[0].device)
+        is_id = ids >= (0 if len(ids_shape) == 1 else PADDING_ID)
         if numpy_view(is_id) is not None and not is_id.all():
             invalid_id = int(ids[~is_id][0])
             raise IndexError(explain("index", "ids of transitions", invalid_id, "Pass ids from batch['index']."))
         num_stale: Any = 0
         for changes in (False, True):
             for i, buffer in enumerate(buffers):
-                own_ids = torch.where((ids % len(buffers) == i) & (ids >= 0), ids // len(buffers), NO_ROW)
+                own_ids = torch.where((ids % len(buffers) == i) & (ids >= 0), ids // len(buffers), PADDING_ID)
                 if numpy_view(own_ids) is None or bool((own_ids >= 0).any()):
                     num_stale += _write_own_rows(buffer, own_ids, ids_shape, fields, changes=changes)
         return num_stale
@@ -246,7 +246,7 @@ def _write_own_rows(
     """Verify new values for a buffer, or with `changes` write them; returns how many rows were stale."""
     backend = buffer.storage
     with buffer._lock:
-        leaves = mutable_leaves(backend.schema, fields)
+        leaves = flatten_mutable_fields(backend.schema, fields)
         if changes:
             return write_back(backend, ids, ids_shape, leaves, padded=True)
         resolve_ids(backend, ids, padded=True)

@@ -45,7 +45,7 @@ class RecoverableBuffer:
         has_state = not buffer.sampler.keeps_state_in_memory and buffer.sampler.state()
         sampler_bytes = 8 * self._ring.size if has_state else 0
         description_bytes = _MAX_DESCRIPTION_BYTES * len(buffer.storage.schema.fields)
-        return buffer.components["staged"].max_bytes + description_bytes + sampler_bytes
+        return buffer.components["staged"].max_staged_bytes + description_bytes + sampler_bytes
 
     @property
     def is_alive(self) -> bool:

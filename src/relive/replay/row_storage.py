@@ -111,14 +111,14 @@ class RowStorage:
         terminated, truncated = (self.leaves[self.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         return terminated, truncated
 
-    def shared_leaves(self) -> dict[Path, torch.Tensor]:
+    def alias_leaves(self) -> dict[Path, torch.Tensor]:
         """Return tensors that share the memory of the leaves, by path, for callers."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
         if self.stores_next_obs:
             leaves |= dict(zip(self.next_paths, self.next_leaves, strict=True))
         return {path: alias_memory(leaf) for path, leaf in leaves.items()}
 
-    def bits_at(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
+    def read_bits(self, leaf: int, slots: torch.Tensor) -> torch.Tensor:
         """Return the values of a leaf at flat slots as ints of the same size; frame stacks are rebuilt."""
         if leaf in self.stacked:
             return as_indexable(self.rebuild_stacks(leaf, slots))

@@ -104,7 +104,7 @@ class ReplaySettings:
         }
 
 
-def saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
+def read_saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
     """Read a buffer's arguments from a saved config; `changes` that are not None override the config."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)

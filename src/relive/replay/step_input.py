@@ -33,11 +33,11 @@ class StepInput:
         self._flatten = Flattening(self._schema, names[:5], names[5:])
         self._flatten_next = Flattening(self._schema, ("obs",))
         self._block_names = {*names, "next_obs"}
-        self._environments = EnvIdConverter(rows.leading_shape[0] if rows.leading_shape else None, rows.device)
+        self._env_id_converter = EnvIdConverter(rows.leading_shape[0] if rows.leading_shape else None, rows.device)
 
-    def envs(self, env_ids: Any) -> torch.Tensor | None:
+    def convert_env_ids(self, env_ids: Any) -> torch.Tensor | None:
         """Return `env_ids` as a tensor of distinct ints below `num_envs`; None for all environments."""
-        return None if env_ids is None else self._environments(env_ids)
+        return None if env_ids is None else self._env_id_converter(env_ids)
 
     def stage(self, values: Mapping[str, Any]) -> None:
         schema, rows, staged = self._schema, self._rows, {}
@@ -49,17 +49,17 @@ class StepInput:
             staged[name] = tuple(rows.convert_leaf(i, leaf, rows.leading_shape).clone() for i, leaf in leaves)
         self.staged |= staged
 
-    def leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
+    def flatten_step(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         """Return the leaves of a step without `next_obs`: `values` are its first five fields, `extra` the others."""
         if not self.staged:
             return self._flatten(values, extra)
         extra_leaves = self._flatten.by_field(values, extra, self.staged)
         return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or extra_leaves[name])
 
-    def next_leaves(self, next_obs: Any) -> tuple[Any, ...]:
+    def flatten_next_obs(self, next_obs: Any) -> tuple[Any, ...]:
         return self._flatten_next((next_obs,), _NO_FIELDS)
 
-    def gymnasium_step(
+    def flatten_gymnasium_step(
         self, obs: Any, action: Any, step: Any, extra: dict[str, Any], mode: AutoresetMode | None,
         envs: torch.Tensor | None,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
@@ -67,10 +67,10 @@ class StepInput:
         rows = self._rows
         shape = rows.step_shape(envs)
         next_leaves, reward, terminated, truncated = true_next_obs(step, mode, self._schema, shape, rows.device, obs)
-        leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
+        leaves = self.flatten_step((obs, action, reward, terminated, truncated), extra)
         return leaves, next_leaves, step[4]
 
-    def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
+    def flatten_block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
         """Return the leaves of a block of steps, the leaves of its next observations, and its number of steps."""
         names = self._schema.names
         if type(batch) is not dict or batch.keys() != self._block_names:
@@ -83,7 +83,7 @@ class StepInput:
             terminated = as_tensor("terminated", terminated, self._rows.device)
         if not terminated.ndim or not len(terminated):
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
-        return leaves, self.next_leaves(batch["next_obs"]), len(terminated)
+        return leaves, self.flatten_next_obs(batch["next_obs"]), len(terminated)
 
     def state(self) -> State:
         """Return the state to save: the staged fields."""
@@ -91,7 +91,7 @@ class StepInput:
         return State({"names": list(self.staged)}, arrays)
 
     @property
-    def max_bytes(self) -> int:
+    def max_staged_bytes(self) -> int:
         """Number of bytes of all fields of one step of all environments."""
         sizes = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
         return self._rows.ring.num_envs * sum(sizes)
@@ -99,7 +99,7 @@ class StepInput:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore saved staged fields."""
         rows, columns = self._rows, self._schema.leaf_indices
-        arrays, staged = saved.tensors(self.max_bytes), {}
+        arrays, staged = saved.tensors(self.max_staged_bytes), {}
         for node in saved.values.entry("names").items():
             name = node.text()
             if name not in columns:

@@ -445,7 +445,7 @@ class TorchWriter:
         rows = self._rows
         continues = self._open
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
-            continues = continues & _equal_bits(rows.bits_at(i, pending), leaves[i])
+            continues = continues & _equal_bits(rows.read_bits(i, pending), leaves[i])
         if rows.stacked:
             self._check_stacks(leaves, next_leaves, continues, reset)
         return continues if reset is None else continues | (self._open & reset)
