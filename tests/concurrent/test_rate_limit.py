@@ -99,7 +99,7 @@ def test_processes_keep_the_ratio() -> None:
     process.start()
     for _ in range(20):
         limit.sample(15)
-        assert limit.explain_wait("sample", 1) is None or limit.inserted <= 110
+        assert limit.waits_for("sample", 1) is None or limit.inserted <= 110
     process.join(60)
     assert process.exitcode == 0
     assert (limit.inserted, limit.sampled) == (110, 300)
@@ -194,7 +194,7 @@ def test_processes_that_wait_return_at_once_after_close() -> None:
         process.start()
     for _ in processes:
         assert ready.acquire(timeout=120)
-    while limit.explain_wait("insert", 1) is None:
+    while limit.waits_for("insert", 1) is None:
         time.sleep(0.01)
     assert all(process.is_alive() for process in processes)
     limit.close()

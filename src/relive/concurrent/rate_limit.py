@@ -156,7 +156,7 @@ class RateLimit:
         while True:
             with self.replay._lock:
                 self._require_open(side)
-                reason = self.explain_wait(side, rows)
+                reason = self.waits_for(side, rows)
                 if reason is None:
                     return self._call_and_count(side, rows, call)
             waited_seconds = time.monotonic() - start
@@ -178,7 +178,7 @@ class RateLimit:
         finally:
             self.replay._num_admitted = None
 
-    def explain_wait(self, side: Literal["insert", "sample"], rows: int) -> str | None:
+    def waits_for(self, side: Literal["insert", "sample"], rows: int) -> str | None:
         """Return why a call of `rows` rows would wait now, as a sentence; None if it would not wait."""
         num_stored = len(self.replay)
         if side == "sample" and num_stored < self.min_size:
