@@ -312,7 +312,7 @@ class Stream:
         return self._calls.is_answered(self._answer)
 
     def push(self, envs: np.ndarray, block: StepBlock, cut: np.ndarray) -> None:
-        """Add a block to the stream; call `make_room` first."""
+        """Add a block to the stream; call `wait_for_room` first."""
         push = Push(self._position, envs, block, cut)
         self._position = push.end
         self._envs.update(envs.tolist())

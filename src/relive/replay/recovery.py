@@ -93,7 +93,7 @@ class RecoverableBuffer:
         self._backend.recompute_checksums()
 
     def recover(self, commit: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
-        """Restore the buffer from its arrays and the last commit; raises CorruptCheckpoint if they are inconsistent."""
+        """Restore the buffer from its arrays and the last commit; raise a CorruptCheckpoint if these disagree."""
         buffer, ring, saved = self._live_buffer, self._ring, _reader(commit)
         backend = self._backend
         try:
@@ -194,7 +194,6 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
 
 
 def _slots_checksum(ring: Ring) -> int:
-    """Return a checksum of the kinds and starts of all slots."""
     return zlib.crc32(tensor_bytes(ring.first), zlib.crc32(tensor_bytes(ring.kind)))
 
 

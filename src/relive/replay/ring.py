@@ -286,7 +286,7 @@ class Ring:
     def cut(self, envs: torch.Tensor | None = None, on_complete: Callable[[], None] | None = None) -> None:
         """End the open episodes of these environments, or of all, with the newest observation.
 
-        `on_complete` is called afterwards; a signal cannot separate the two (see `kernels.complete`).
+        `on_complete` is called after the cut, even if a signal interrupts the cut (see `kernels.complete`).
         """
         env = self.first_ids[0] if envs is None else envs
         kind, head, is_open = self.kind.view(-1), self.head[env], self.open[env]
