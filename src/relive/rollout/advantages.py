@@ -15,9 +15,9 @@ from relive.estimators import gae
 from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import field_value
-from relive.schema.autoreset import final_observations, host_flags
+from relive.schema.autoreset import find_final_obs, flags_to_host
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
-from relive.schema.fields import DTYPES, ROLLOUT_BATCH_FIELDS, Field, Path, agent_leaves, named_leaves
+from relive.schema.fields import DTYPES, ROLLOUT_BATCH_FIELDS, Field, Path, Schema, named_leaves
 from relive.schema.invariants import same_bits, verify_layout
 from relive.storage.codec import Node
 
@@ -30,7 +30,7 @@ class Advantages:
 
     def __init__(self, storage: Storage, flags: EpisodeFlags, finals: FinalObservations) -> None:
         self._storage, self._schema, self._flags, self._finals = storage, storage.schema, flags, finals
-        self._agents = agent_leaves(storage.schema)
+        self._agents = _agent_leaves(storage.schema)
         self.last = LastStep(storage)
         self._warnings = RewardWarnings(storage, flags)
 
@@ -115,6 +115,13 @@ class Advantages:
             self._schema, "value", final_value, leading_shape, device, prefix="final_", unit="truncated steps"
         )
         return torch.tensor(positions, dtype=torch.int64, device=device).view(-1, 2).unbind(1), values
+
+
+def _agent_leaves(schema: Schema) -> list[tuple[Path, int, int]]:
+    """Return (path, reward leaf, value leaf) of each agent; empty if rewards and values do not correspond."""
+    reward, value = ({schema.paths[i][1:]: i for i in schema.leaf_indices[name]} for name in ("reward", "value"))
+    shapes = [{path: schema.fields[i].shape for path, i in leaves.items()} for leaves in (reward, value)]
+    return [(path, reward[path], value[path]) for path in value] if shapes[0] == shapes[1] else []
 
 
 def _parse_bootstrap(bootstrap: Any) -> Bootstrap:
@@ -222,7 +229,7 @@ class FinalObservations:
         """Return the environments that are truncated, and not terminated, at the step to be added."""
         storage, flags = self._storage, {"terminated": terminated, "truncated": truncated}
         staged = {name: storage.flag(name)[row].view(storage.leading_shape) for name in flags if name in storage.staged}
-        ended, cut = host_flags(flags | staged, storage.leading_shape, storage.device)
+        ended, cut = flags_to_host(flags | staged, storage.leading_shape, storage.device)
         return (cut & ~ended).nonzero()[0].tolist()
 
     def _select(self, row: int, envs: list[int], obs: Any, info: Mapping[str, Any] | None = None) -> StepFinals | None:
@@ -233,7 +240,7 @@ class FinalObservations:
                 self._schema, "obs", obs, leading_shape, device, envs if leading_shape else None, prefix="final_"
             )
         else:
-            envs, leaves = final_observations(info, envs, self._schema, leading_shape, device)
+            envs, leaves = find_final_obs(info, envs, self._schema, leading_shape, device)
         if not envs:
             return None
         return StepFinals(row, envs, leaves if leading_shape else [leaf.unsqueeze(0).clone() for leaf in leaves])

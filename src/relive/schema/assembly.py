@@ -27,7 +27,7 @@ _constructor: Any = None
 def import_tensordict() -> Any:
     """Import tensordict. Call it before taking a lock or drawing rows: it takes seconds and may fail."""
     global _constructor  # noqa: PLW0603
-    # The public constructor checks every leaf's batch size again (4 µs); our leaves always have it.
+    # The public constructor checks the batch size of every leaf, which takes 4 µs and cannot fail here.
     _constructor = getattr(lazy.TensorDict, "_new_unsafe", _construct_checked)
     return _constructor
 
@@ -43,7 +43,7 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
     if sum(map(len, paths)) > len(paths):
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
-    # Without strict=, which would double the time of this loop.
+    # strict=True would double the time of this loop.
     return lambda leaves, batch_size: make_tensordict(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
@@ -57,21 +57,21 @@ def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> laz
         for name in path[:-1]:
             node = node.setdefault(name, {})
         node[path[-1]] = leaf
-    return _tensordict(tree, batch_size)
+    return _nest(tree, batch_size)
 
 
 def field_value(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
-    """Return the value of one field: its tensor, or a TensorDict for a nested field."""
+    """Return the tensor of a field, or the TensorDict of a nested field."""
     if isinstance(schema.trees[name], Field):
         return leaves[0]
     paths = [schema.paths[i][1:] for i in schema.leaf_indices[name]]
     return assemble(dict(zip(paths, leaves, strict=True)), batch_size)
 
 
-def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict:
+def _nest(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict:
     for name, value in tree.items():
         if type(value) is dict:
-            tree[name] = _tensordict(value, batch_size)
+            tree[name] = _nest(value, batch_size)
     return make_tensordict(tree, batch_size)
 
 
@@ -87,80 +87,79 @@ def select_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path]
     if fields is None:
         return leaves
     paths = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
-    chosen = {
-        path: leaf
-        for path, leaf in leaves.items()
-        if path in paths or any(path[:depth] in paths for depth in range(1, len(path)))
+    for path in paths:
+        if not any(leaf_path[: len(path)] == path for leaf_path in leaves):
+            names = ", ".join(sorted({leaf_path[0] for leaf_path in leaves}))
+            raise SchemaError(explain("fields", f"stored fields ({names})", ".".join(path), "Name only stored fields."))
+    return {
+        path: leaf for path, leaf in leaves.items() if any(path[:depth] in paths for depth in range(1, len(path) + 1))
     }
-    for head in paths - leaves.keys():
-        if not any(path[: len(head)] == head for path in leaves):
-            names = ", ".join(sorted({path[0] for path in leaves}))
-            raise SchemaError(explain("fields", f"stored fields ({names})", ".".join(head), "Name only stored fields."))
-    return chosen
 
 
 def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
-    like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
-    targets = check_targets(out, like, next(iter(leaves.values())).device)
+    layouts = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
+    targets = check_targets(out, layouts, next(iter(leaves.values())).device)
     copy_leaves(zip(targets, leaves.values(), strict=True))
     return out
 
 
-@torch.inference_mode()  # inference mode may write both inference tensors and normal ones
+# Inference mode may write both inference tensors and normal tensors.
+@torch.inference_mode()
 def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy pairs (target, source)."""
-    for target, leaf in pairs:
-        target.copy_(leaf)
+    """Copy each pair (target, source)."""
+    for target, source in pairs:
+        target.copy_(source)
 
 
 def check_targets(
     out: lazy.TensorDict,
-    like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]],
+    layouts: Mapping[Path, tuple[tuple[int, ...], torch.dtype]],
     device: torch.device,
-    own: Iterable[MemoryRange] = (),
+    buffer_ranges: Iterable[MemoryRange] = (),
 ) -> list[torch.Tensor]:
-    """Return the tensors of `out` in the order of `like`; raise if keys, shapes, dtypes or the device differ.
+    """Return the tensors of `out` in the order of `layouts`; raise if keys, shapes, dtypes or the device differ.
 
-    Also raise if two tensors overlap, or if one overlaps the memory `own` of the buffer that fills them.
+    Also raise if two tensors overlap, or if a tensor overlaps the memory `buffer_ranges` of the buffer.
     """
     remedy = "Pass an earlier batch as out=."
     leaves = _leaves(out)
-    if leaves.keys() != like.keys():
-        expected, got = (sorted(".".join(path) for path in paths) for paths in (like, leaves))
+    if leaves.keys() != layouts.keys():
+        expected, got = (sorted(".".join(path) for path in paths) for paths in (layouts, leaves))
         raise SchemaError(explain("out", f"the fields {expected}", got, remedy))
     if any(
         leaf is not iterated_leaf for leaf, iterated_leaf in zip(leaves.values(), out.values(True, True), strict=True)
     ):
         got, remedy = f"a {type(out).__name__}", "Pass out.contiguous()."
         raise SchemaError(explain("out", "a TensorDict of tensors", got, remedy))
-    for path, (shape, dtype) in like.items():
+    for path, (shape, dtype) in layouts.items():
         target = leaves[path]
-        plain = target.is_contiguous() and not target.requires_grad
-        if target.shape != shape or target.dtype != dtype or not plain or target.device != device:
+        is_plain = target.is_contiguous() and not target.requires_grad
+        if target.shape != shape or target.dtype != dtype or not is_plain or target.device != device:
             got = f"{target.dtype} of shape {tuple(target.shape)} and strides {target.stride()} on {target.device}"
             got += ", with a gradient" if target.requires_grad else ""
             expected = f"contiguous {dtype} of shape {shape} on {device}, without a gradient"
             raise SchemaError(explain(f"out.{'.'.join(path)}", expected, got, remedy))
-    _refuse_overlaps(leaves, own)
-    return [leaves[path] for path in like]
+    _refuse_overlaps(leaves, buffer_ranges)
+    return [leaves[path] for path in layouts]
 
 
-def refuse_shared_memory(out: lazy.TensorDict, own: Iterable[MemoryRange]) -> None:
-    """Raise if leaves of `out` overlap each other or the memory `own` of the buffer that fills them."""
-    _refuse_overlaps({path: leaf for path, leaf in _leaves(out).items() if isinstance(leaf, torch.Tensor)}, own)
+def refuse_shared_memory(out: lazy.TensorDict, buffer_ranges: Iterable[MemoryRange]) -> None:
+    """Raise if two leaves of `out` overlap, or if a leaf overlaps the memory `buffer_ranges` of the buffer."""
+    leaves = {path: leaf for path, leaf in _leaves(out).items() if isinstance(leaf, torch.Tensor)}
+    _refuse_overlaps(leaves, buffer_ranges)
 
 
 def _leaves(out: lazy.TensorDict) -> dict[Path, Any]:
-    """Return the leaves of a caller's TensorDict by path; raises for other objects."""
+    """Return the leaves of a caller's TensorDict by path; raise for other objects."""
     if not isinstance(out, lazy.TensorDictBase):
         remedy = "Pass an earlier batch as out=."
         raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
     return {key if isinstance(key, tuple) else (key,): leaf for key, leaf in out.items(True, True)}
 
 
-def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryRange]) -> None:
-    overlap = _find_overlap(tuple(map(memory_range, targets.values())), tuple(own))
+def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], buffer_ranges: Iterable[MemoryRange]) -> None:
+    overlap = _find_overlap(tuple(map(memory_range, targets.values())), tuple(buffer_ranges))
     if overlap is None:
         return
     remedy = "Pass an earlier batch as out=."
@@ -172,11 +171,12 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], own: Iterable[MemoryR
     raise SchemaError(explain("out", "leaves with memory of their own", got, remedy))
 
 
-@functools.lru_cache(maxsize=64)  # cached: a training loop passes the same tensors again and again
-def _find_overlap(targets: tuple[MemoryRange, ...], own: tuple[MemoryRange, ...]) -> tuple[int, int] | None:
-    """Return the positions in `targets + own` of two ranges that overlap, at least one of them a target."""
-    ranges = targets + own
-    # Sorted by address: if any two ranges overlap, two neighbours do.
+# A training loop passes the same tensors to every call, so results are cached.
+@functools.lru_cache(maxsize=64)
+def _find_overlap(targets: tuple[MemoryRange, ...], buffer_ranges: tuple[MemoryRange, ...]) -> tuple[int, int] | None:
+    """Return the positions in `targets + buffer_ranges` of two overlapping ranges; the first or second is a target."""
+    ranges = targets + buffer_ranges
+    # If any two ranges overlap, two neighbours in the order of addresses overlap.
     order = sorted(range(len(ranges)), key=lambda i: ranges[i][0])
     for first, second in pairwise(order):
         if ranges[first][1] > ranges[second][0] and min(first, second) < len(targets):
@@ -193,7 +193,7 @@ def memory_range(tensor: torch.Tensor) -> MemoryRange:
 def check_destination(device: torch.device | str | None, out: lazy.TensorDict | None = None) -> torch.device | None:
     """Return the device to move a batch to, or None; raise if the machine lacks it, or if `out` is passed too.
 
-    Called first for every batch, before the lock and the draw; also imports tensordict.
+    Also import tensordict, which must happen before the lock is taken and rows are drawn.
     """
     if _constructor is None:
         import_tensordict()
@@ -216,5 +216,5 @@ def check_batch_size(where: str, batch_size: object) -> int:
 
 
 def to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
-    """Move a batch to `device`, asynchronously except to the CPU, which could read it too early."""
+    """Move a batch to `device`. Copies to the CPU are synchronous: the caller could read the batch too early."""
     return batch.to(device, non_blocking=device.type != "cpu")

@@ -21,7 +21,8 @@ from relive.schema.conversion import (
 )
 from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Declaration, Field, Schema, Tree, declare
 
-FINAL_KEYS = ("final_obs", "final_observation")
+_HOST = torch.device("cpu")
+_FINAL_KEYS = ("final_obs", "final_observation")
 """Keys of `info` with the final observations of SAME_STEP environments; older environments use the second key."""
 
 
@@ -109,7 +110,7 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
 
 
 class DeclaredMode:
-    """The declared autoreset mode. Warns once if `info` has final observations, which contradict the mode."""
+    """Declared autoreset mode, with one warning if the `info` of a step contradicts the mode."""
 
     def __init__(self, mode: AutoresetMode | None) -> None:
         self._mode = mode
@@ -117,7 +118,7 @@ class DeclaredMode:
 
     def check_info(self, info: Mapping[str, Any]) -> None:
         """Check the info of a step before it is stored; call it only while `is_watching`."""
-        key = next((key for key in FINAL_KEYS if key in info), None)
+        key = next((key for key in _FINAL_KEYS if key in info), None)
         if key is not None and self._mode is not None:
             self.is_watching = False
             remedy = (
@@ -129,7 +130,7 @@ class DeclaredMode:
 
 
 def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:
-    """Raise if `obs` and `next_obs` share memory: an environment that steps in place has overwritten `obs`."""
+    """Raise if `obs` and `next_obs` share memory: the environment has overwritten `obs` in its step."""
     if obs is not None:
         refuse_reused_leaves(schema, schema.flatten("obs", obs), schema.flatten("obs", next_obs))
 
@@ -144,18 +145,19 @@ def true_next_obs(
 ) -> tuple[tuple[Any, ...], Any, Any, Any]:
     """Return the leaves of the true next observation, before any reset, and reward, terminated and truncated.
 
-    If final observations replace some of `next_obs`, the result is a copy: memory shared with `obs` is refused before.
+    Final observations replace those of environments that were reset. The result is then a copy, so memory that
+    `next_obs` shares with `obs` is refused here.
     """
     next_obs, reward, terminated, truncated, info = unpack_step(step, mode)
     leaves = schema.flatten("obs", next_obs)
     if mode is not AutoresetMode.SAME_STEP:
         return leaves, reward, terminated, truncated
-    ends = np.logical_or(*host_flags({"terminated": terminated, "truncated": truncated}, leading_shape, device))
+    ends = np.logical_or(*flags_to_host({"terminated": terminated, "truncated": truncated}, leading_shape, device))
     envs = ends.nonzero()[0].tolist()
     if not envs:
         return leaves, reward, terminated, truncated
     refuse_reused_obs(schema, obs, next_obs)
-    final_envs, finals = final_observations(info, envs, schema, leading_shape, device)
+    final_envs, finals = find_final_obs(info, envs, schema, leading_shape, device)
     if len(final_envs) < len(envs):
         missing_env = next(env for env in envs if env not in final_envs)
         remedy = "Make the environment provide it, or pass the true next_obs to add."
@@ -175,15 +177,13 @@ def true_next_obs(
     return tuple(next_leaves), reward, terminated, truncated
 
 
-def host_flags(flags: Mapping[str, Any], leading_shape: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
-    """Return flags of a step as arrays [N] on the host; synchronises for tensors of another device."""
+def flags_to_host(flags: Mapping[str, Any], leading_shape: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
+    """Return the flags of a step as arrays [N] on the host; a tensor on another device is waited for."""
     arrays: list[np.ndarray] = []
     for name, flag in flags.items():
-        if (
-            type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == leading_shape != ()
-        ):  # an array of flags, of a vector environment
+        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == leading_shape != ():
             arrays.append(flag)
-        elif not leading_shape and (flag is True or flag is False):  # a single flag, of a single environment
+        elif not leading_shape and (flag is True or flag is False):
             arrays.append(np.array([flag]))
         else:
             flag_device = device if isinstance(flag, torch.Tensor) else _HOST
@@ -191,24 +191,21 @@ def host_flags(flags: Mapping[str, Any], leading_shape: tuple[int, ...], device:
     return arrays
 
 
-_HOST = torch.device("cpu")
-
-
 def is_vector(env: Any) -> bool:
     """Whether `env` steps several environments at once."""
     return hasattr(env, "single_observation_space")
 
 
-def final_observations(
+def find_final_obs(
     info: Mapping[str, Any], envs: list[int], schema: Schema, leading_shape: tuple[int, ...], device: torch.device
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """Look up final observations of `envs` in `info`; return the K environments that have one, and leaves [K, …].
+    """Look up the final observations of `envs` in `info`; return the K environments found, and leaves [K, …].
 
     Two layouts are supported: an object array with an observation (array, dict or tuple) or None per environment, and
     a batched array or dict with the mask `_final_obs` of valid rows.
     """
     info = info or {}
-    key = next((key for key in FINAL_KEYS if key in info), None)
+    key = next((key for key in _FINAL_KEYS if key in info), None)
     if key is None:
         return [], []
     finals = _without_masks(info[key], schema.trees["obs"])
@@ -231,13 +228,13 @@ def final_observations(
     )
 
 
-def info_numbers(
+def read_info_numbers(
     info: Mapping[str, Any], name: str, leading_shape: tuple[int, ...], device: torch.device, mode: AutoresetMode | None
 ) -> torch.Tensor | None:
     """Return the numbers `info[name]`, float64 [N], 0 for environments without one; None without any.
 
     SAME_STEP environments store the info of an episode's last step in "final_info": a dict like the info, or an object
-    array with a dict or None per environment. The other entries then belong to the reset.
+    array with a dict or None per environment. Other entries of the info then belong to the reset observation.
     """
     numbers = _read_numbers(info, name, leading_shape, device)
     finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
@@ -276,7 +273,7 @@ def _read_numbers(
 
 
 def _without_masks(finals: Any, tree: Tree) -> Any:
-    """Remove the masks that batched dicts may have per entry; the mask of the whole dict suffices."""
+    """Remove the masks of single entries of a batched dict: the mask of the whole dict is read instead."""
     if not isinstance(finals, Mapping) or not isinstance(tree, dict):
         return finals
     return {key: _without_masks(finals[key], tree[key]) if key in tree else finals[key]

@@ -90,42 +90,40 @@ def check_choice(where: str, value: _T, choices: Collection[str | None], remedy:
 
 
 def check_none_without(where: str, value: object, argument: str) -> None:
-    """Raise if a value is passed to a buffer that was made without the constructor argument `argument`."""
+    """Raise if `value` is not None, for a buffer that was made without the constructor argument `argument`."""
     if value is not None:
         remedy = f"Make the buffer with {argument}=."
         raise SchemaError(explain(where, f"None without {argument}", type(value).__name__, remedy))
 
 
 def check_keys(
-    where: str,
-    value: Any,
-    names: Collection[str],
-    what: str = "keys",
+    where: str, value: Any, names: Collection[str], noun: str = "keys",
     remedy: str = "Pass exactly the declared fields.",
-) -> None:
-    """Raise unless `value` is a mapping with exactly the keys `names`."""
+) -> None:  # fmt: skip
+    """Raise unless `value` is a mapping with exactly the keys `names`, which the message calls `noun`."""
     keys = value.keys() if hasattr(value, "keys") else None
     if keys is None or set(keys) != set(names):
-        got = type_name(value) if keys is None else f"the {what} {sorted(map(str, keys))}"
-        raise SchemaError(explain(where, f"the {what} {sorted(names)}", got, remedy))
+        got = type_name(value) if keys is None else f"the {noun} {sorted(map(str, keys))}"
+        raise SchemaError(explain(where, f"the {noun} {sorted(names)}", got, remedy))
 
 
 def check_shape(where: str, tensor: torch.Tensor, shape: tuple[int, ...], remedy: str) -> None:
-    """Raise if a tensor has another shape."""
+    """Raise if a tensor does not have the shape `shape`."""
     if tensor.shape != shape:
         raise SchemaError(explain(where, f"shape {tuple(shape)}", tuple(tensor.shape), remedy))
 
 
-def check_device(where: str, tensor: torch.Tensor, device: torch.device, match: str = "") -> None:
-    """Raise if a tensor is not on `device`; `match` is appended to the device in the message."""
+def check_device(where: str, tensor: torch.Tensor, device: torch.device, reason: str = "") -> None:
+    """Raise if a tensor is not on `device`; the message has `reason` after the device."""
     if tensor.device != device:
         remedy = f"Call .to({str(device)!r})."
-        raise SchemaError(explain(where, f"a tensor on {device}{match}", tensor.device, remedy))
+        raise SchemaError(explain(where, f"a tensor on {device}{reason}", tensor.device, remedy))
 
 
-@lru_cache(maxsize=64)  # probing a device takes as long as a small batch
+# The result is cached, because probing a device takes as long as reading a small batch.
+@lru_cache(maxsize=64)
 def check_available(device: torch.device | str, error_class: type[Exception] = SchemaError) -> None:
-    """Raise an error of this class if torch cannot use a device on this machine."""
+    """Raise an error of class `error_class` if torch cannot use `device` on this machine."""
     try:
         torch.empty(0, device=device)
     except (AssertionError, ImportError, RuntimeError) as error:
@@ -140,10 +138,10 @@ def check_dense(where: str, tensor: torch.Tensor) -> None:
         raise SchemaError(explain(where, "a dense tensor", tensor.layout, "Call .to_dense()."))
 
 
-def check_nonempty(where: str, size: int, what: str = "step", remedy: str = "Add steps first.") -> int:
-    """Return `size`, a number of stored steps; raise a NotReadyError if it is 0."""
+def check_nonempty(where: str, size: int, unit: str = "step", remedy: str = "Add steps first.") -> int:
+    """Return `size`, a number of stored steps or other units; raise a NotReadyError if it is 0."""
     if not size:
-        raise NotReadyError(explain(where, f"at least 1 stored {what}", 0, remedy))
+        raise NotReadyError(explain(where, f"at least 1 stored {unit}", 0, remedy))
     return size
 
 

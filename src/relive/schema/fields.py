@@ -81,11 +81,11 @@ class Field:
         return []
 
     @classmethod
-    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Field:
-        """Make a field with the shape and dtype of `plain` from saved settings; raise if they are invalid."""
+    def with_settings(cls, plain_field: Field, settings: list[lazy.Node]) -> Field:
+        """Make a field with the shape and dtype of `plain_field` from saved settings; raise if they are invalid."""
         if settings:
             raise settings[0].error("no further setting")
-        return cls(plain.shape, plain.dtype)
+        return cls(plain_field.shape, plain_field.dtype)
 
 
 @dataclass(frozen=True, init=False)
@@ -93,16 +93,17 @@ class Carry(Field):
     """A field that sequences return only at their start: the hidden state of a recurrent policy."""
 
     def settings(self) -> list[Any]:
-        return [1]  # part of the format: formerly the number of steps between two stored states
+        # The file format has the number of steps between two stored states, which is always 1.
+        return [1]
 
     @classmethod
-    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Carry:
+    def with_settings(cls, plain_field: Field, settings: list[lazy.Node]) -> Carry:
         (steps,) = settings
         if steps.integer(1) > 1:
             where, got = "Carry", f"one every {steps.value} steps"
             remedy = "Load it with the version that saved it: a state of every step is stored since."
             raise IncompatibleCheckpoint(explain(where, "a state of every step", got, remedy))
-        return cls(plain.shape, plain.dtype)
+        return cls(plain_field.shape, plain_field.dtype)
 
 
 @dataclass(frozen=True, init=False)
@@ -143,9 +144,9 @@ class Stacked(Field):
         return [self.k, self.axis, self.pad]
 
     @classmethod
-    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Stacked:
+    def with_settings(cls, plain_field: Field, settings: list[lazy.Node]) -> Stacked:
         k, axis, pad = settings
-        return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PAD_MODES))
+        return cls(plain_field, k.integer(2, 1 << 16), axis.integer(0, len(plain_field.shape)), pad.one_of(_PAD_MODES))
 
 
 @dataclass(frozen=True, init=False)
@@ -179,9 +180,9 @@ class Mutable(Field):
         return [kind, *settings]
 
     @classmethod
-    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Mutable:
+    def with_settings(cls, plain_field: Field, settings: list[lazy.Node]) -> Mutable:
         kind, *rest = settings
-        return cls(_FIELD_CLASSES[kind.one_of(("field", "carry"))].with_settings(plain, rest))
+        return cls(_FIELD_CLASSES[kind.one_of(("field", "carry"))].with_settings(plain_field, rest))
 
 
 _FIELD_CLASSES = {kind.__name__.lower(): kind for kind in (Field, Carry, Stacked, Mutable)}
@@ -194,14 +195,14 @@ def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def caller_shape(field: Field) -> tuple[int, ...]:
-    """Return the shape that callers pass and receive: that of a stacked field includes the axis of frames."""
+    """Return the shape that callers pass and receive; the shape of a stacked field has an axis of frames."""
     if not isinstance(field, Stacked):
         return field.shape
     return (*field.shape[: field.axis], field.k, *field.shape[field.axis :])
 
 
 def caller_field(field: Field) -> Field:
-    """Return the field as callers pass it: a stacked field becomes a plain field with the axis of frames."""
+    """Return the field as callers pass it: a stacked field becomes a plain field with an axis of frames."""
     return Field(caller_shape(field), field.dtype) if isinstance(field, Stacked) else field
 
 
@@ -276,12 +277,12 @@ def declare(where: str, declaration: object) -> Tree:
 
 
 def declare_caller_fields(where: str, declaration: object) -> Tree:
-    """Like `declare`, for buffers that store whole stacks: every stacked field becomes a plain field."""
+    """Declare fields of a buffer that stores whole stacks: every stacked field becomes a plain field."""
     return map_leaves(caller_field, declare(where, declaration))
 
 
 def declare_floats(where: str, declaration: object) -> Tree:
-    """Like `declare`, for a reward or a value: a floating-point field, or a dict with one per agent."""
+    """Declare a reward or a value: a floating-point field, or a dict with a field per agent."""
     tree = declare(where, declaration)
     for path, field in iter_leaves((where,), tree):
         if not field.dtype.is_floating_point:
@@ -337,7 +338,8 @@ def parse_declaration(node: lazy.Node) -> Tree:
         raise parts[1].error("positive sizes")
     try:
         return kind.with_settings(Field(shape, dtype), parts[3:])
-    except ValueError as error:  # unknown or missing settings
+    # Unpacking too few or too many settings raises a ValueError.
+    except ValueError as error:
         raise node.error(f"the settings of a {kind.__name__} ({error})") from None
 
 
@@ -353,12 +355,12 @@ class Schema:
         """Indices of the leaves of each field."""
         for name, tree in self.trees.items():
             leaves = tuple(iter_leaves((name,), tree))
-            require_paths(path for path, _ in leaves)
+            check_paths(path for path, _ in leaves)
             self.leaf_indices[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
             self.paths += tuple(path for path, _ in leaves)
             self.fields += tuple(field for _, field in leaves)
         self.is_flat = all(isinstance(tree, Field) for tree in self.trees.values())
-        """Whether no field is nested: the values of a step are its leaves."""
+        """Whether no field is nested, so that the value of every field is its only leaf."""
 
     def config(self) -> dict[str, Any]:
         """Return the declarations by name, as JSON."""
@@ -378,9 +380,9 @@ class Schema:
             )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
-        """Flatten the value of a field to leaves; a missing value (None) gives None for every leaf.
+        """Flatten the value of the field `name` to leaves; None is flattened to None for every leaf.
 
-        Errors name the value `where`, by default `name`.
+        Error messages name the value `where`, by default `name`.
         """
         tree = self.trees[name]
         if isinstance(tree, Field):
@@ -411,12 +413,12 @@ def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
     leaves = list(iter_leaves((name,), tree))
     if not leaves:
         raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
-    require_paths(path for path, _ in leaves)
+    check_paths(path for path, _ in leaves)
     return leaves
 
 
-def require_paths(paths: Iterable[Path]) -> None:
-    """Raise if a name is not allowed in files, or if a leaf is nested too deeply."""
+def check_paths(paths: Iterable[Path]) -> None:
+    """Raise if a name on a path is not allowed in files, or if a leaf is nested too deeply."""
     for path in paths:
         for depth, name in enumerate(path):
             if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
@@ -453,7 +455,8 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
             raise SchemaError(explain("extra", expected, repr(name), "Rename the field."))
 
 
-@lru_cache(maxsize=64)  # cached: called at every write
+# Every write calls this function, so its results are cached.
+@lru_cache(maxsize=64)
 def mutable_schema(schema: Schema) -> Schema:
     """Return the schema of the mutable leaves."""
     mutable_trees = {name: _mutable_part(tree) for name, tree in schema.trees.items()}
@@ -461,7 +464,7 @@ def mutable_schema(schema: Schema) -> Schema:
 
 
 def _mutable_part(tree: Tree) -> Tree | None:
-    """Return the mutable leaves of a declaration; None if it has none."""
+    """Return the mutable leaves of a declaration; None without mutable leaves."""
     if isinstance(tree, Field):
         return tree if isinstance(tree, Mutable) else None
     mutable_children = {name: _mutable_part(child) for name, child in tree.items()}
@@ -475,10 +478,8 @@ def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: 
             raise SchemaError(explain(".".join(path), expected, "Mutable", remedy))
 
 
-# Schemas of rollout and replay buffers
-
 OPTIONAL_ROLLOUT_FIELDS = ("value", "log_prob")
-"""Fields that a rollout may lack: either all of its steps have such a field or none."""
+"""Optional fields of a rollout: either all of its steps have a value of the field, or none of them."""
 
 ROLLOUT_BATCH_FIELDS = ("mask", "index", "is_first", "batch_sizes")
 """Fields that a rollout adds to its batches."""
@@ -509,13 +510,6 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
     remedy = "Declare a plain field: rollout.attach gives the stored steps new fields."
     refuse_mutable(schema, schema.names, "a field that a rollout can store", remedy)
     return schema
-
-
-def agent_leaves(schema: Schema) -> list[tuple[Path, int, int]]:
-    """Return (path, reward leaf, value leaf) of each agent; empty if rewards and values do not correspond."""
-    reward, value = ({schema.paths[i][1:]: i for i in schema.leaf_indices[name]} for name in ("reward", "value"))
-    shapes = [{path: schema.fields[i].shape for path, i in leaves.items()} for leaves in (reward, value)]
-    return [(path, reward[path], value[path]) for path in value] if shapes[0] == shapes[1] else []
 
 
 def replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
@@ -556,9 +550,6 @@ def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -
     sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
     next_obs_bytes = sum(sizes[i] for i in schema.leaf_indices["obs"]) if next_obs == "stored" else 0
     return slots * (sum(sizes) + next_obs_bytes + 2) + num_envs * 26
-
-
-# Readers of untrusted devices and paths
 
 
 def parse_device(node: lazy.Node) -> torch.device:

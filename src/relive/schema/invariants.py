@@ -1,4 +1,4 @@
-"""Checks of invariants. Each raises an InvariantError with the expected and the actual value."""
+"""Checks of invariants, which raise an InvariantError with the expected and the actual value."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from relive.schema.fields import Path
 
 
 def on_host(values: torch.Tensor | np.ndarray) -> np.ndarray:
-    """Return values as numpy, whose comparisons of small tensors are five to twenty times faster than torch's."""
+    """Return the values as an array: numpy compares few numbers five to twenty times faster than torch."""
     return values.cpu().numpy() if isinstance(values, torch.Tensor) else values
 
 
 def verify_elements(
     holds: torch.Tensor | np.ndarray, where: str, expected: object, got: torch.Tensor | np.ndarray
 ) -> None:
-    """Raise unless a condition holds everywhere; the error names the first violation's place and value."""
+    """Raise unless `holds` is true everywhere; the error names the place and the value of the first violation."""
     holds = on_host(holds)
     if not holds.all():
         place = np.argwhere(~holds)[0].tolist()

@@ -1,4 +1,4 @@
-"""Suggestions in errors: an error about another library's keyword, method or field name mentions ours."""
+"""Suggestions in error messages: our name for a keyword, method or field of another library."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _KEYWORD_REMEDIES: Mapping[str, Mapping[str, str]] = {
         "hidden_state": "Declare it: extra={'hidden': rl.Carry(shape)}.",
     },
 }
-"""Remedies for keywords without a counterpart here, by class and keyword."""
+"""Remedies for keywords of other libraries that have no counterpart in relive, by class and keyword."""
 
 _SB3_KEYWORDS: Mapping[str, set[str]] = {
     "ReplayBuffer": {"n_envs", "optimize_memory_usage"},
@@ -117,7 +117,7 @@ _METHOD_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a constructor: the TypeError for an unknown keyword suggests our keyword."""
+    """Decorate a constructor, so that the TypeError for an unknown keyword suggests our keyword."""
     parameters = inspect.signature(function).parameters
     where = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
@@ -158,15 +158,15 @@ class RenamedAttribute:
 
 
 def suggests_methods(cls: C) -> C:
-    """Decorate a class: access to a method name of another library raises an error with our name.
+    """Decorate a class, so that access to a method name of another library raises an error with our name.
 
-    Not with `__getattr__`, which would slow down every attribute access.
+    A `__getattr__` would slow down the access to every attribute.
     """
-    words = {word: name for name, words in _METHOD_NAMES[cls.__name__].items() for word in words}
-    names = {"__dir__": lambda self: [name for name in object.__dir__(self) if name not in words]}
-    names |= {word: RenamedAttribute(cls.__name__, word, ours) for word, ours in words.items()}
-    for name, value in names.items():
-        setattr(cls, name, value)
+    our_names = {name: ours for ours, names in _METHOD_NAMES[cls.__name__].items() for name in names}
+    attributes = {name: RenamedAttribute(cls.__name__, name, ours) for name, ours in our_names.items()}
+    hiding_dir = {"__dir__": lambda self: [name for name in object.__dir__(self) if name not in our_names]}
+    for name, attribute in (attributes | hiding_dir).items():
+        setattr(cls, name, attribute)
     return cls
 
 

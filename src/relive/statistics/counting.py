@@ -15,7 +15,7 @@ from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.checkpoint.state_dict import pack, unpack
 from relive.errors import SchemaError, explain
-from relive.schema.conversion import as_device, copy_snapshot
+from relive.schema.conversion import as_device
 
 if TYPE_CHECKING:
     from relive.kernels._native import Counters
@@ -97,8 +97,22 @@ class Accumulator:
             return {name: tensor.clone() for name, tensor in self._tensors.items()}
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
-        """Restore a snapshot of this object, or of another with the same arguments."""
-        self._assign(copy_snapshot(type(self).__name__, snapshot, self._tensors))
+        """Restore a snapshot of this object, or of an object with the same arguments."""
+        expected, got = _describe_tensors(self._tensors), _describe_tensors(snapshot)
+        if got != expected:
+            remedy = "Construct it with the arguments that the saved object had."
+            raise SchemaError(explain(type(self).__name__, f"a snapshot of {expected}", got, remedy))
+        self._assign({name: snapshot[name].to(tensor.device) for name, tensor in self._tensors.items()})
+
+
+def _describe_tensors(tensors: Any) -> Any:
+    """Return the shapes and dtypes of the tensors in a dict, and the type names of other values."""
+    if not isinstance(tensors, Mapping):
+        return type(tensors).__name__
+    return {
+        name: (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        for name, tensor in tensors.items()
+    }
 
 
 def plan(accumulator: Accumulator, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain, verify
-from relive.schema.autoreset import info_numbers
+from relive.schema.autoreset import read_info_numbers
 from relive.schema.conversion import path_name
 from relive.schema.fields import Field, Path, Schema, caller_shape, parse_path
 from relive.schema.suggestions import NAME_PATTERN
@@ -90,7 +90,9 @@ class Observers:
         """Return the metrics and reasons in the info of a step as numbers [1, N]; raise if they are malformed."""
         if not self._info_names:
             return {}
-        numbers = {name: info_numbers(info or {}, name, leading_shape, self._device, mode) for name in self._info_names}
+        numbers = {
+            name: read_info_numbers(info or {}, name, leading_shape, self._device, mode) for name in self._info_names
+        }
         return {name: value.view(1, -1) for name, value in numbers.items() if value is not None}
 
     def set_measurements(self, measurements: Mapping[str, torch.Tensor]) -> None:
