@@ -47,7 +47,7 @@ def test_a_second_buffer_leaves_the_checkpoints_of_the_first(tmp_path: Path) -> 
     whole = digest(first)
     with pytest.warns(UserWarning, match=ANOTHER):
         second.save(tmp_path, keep=1)
-    for n in range(3):  # one warning is enough
+    for n in range(3):
         step_replay(second, 60 + n)
         second.save(tmp_path, keep=1)
     assert list(lineages(tmp_path)) == [2, 3, 7]
@@ -67,7 +67,8 @@ def test_buffers_that_save_in_turn_go_on_from_their_own_checkpoints(tmp_path: Pa
             number = buffer.save(tmp_path)
             assert equal(digest(rl.load(tmp_path, number=number)), digest(buffer))
             archive = Archive(tmp_path)
-            if turn < 3:  # only the new rows were written, each time
+            # Each save has written one segment, with the new rows.
+            if turn < 3:
                 assert len(archive.manifest(number).segments) == turn + 2
     lineage_by_number = lineages(tmp_path)
     assert list(lineage_by_number) == [7, 8, 9, 10]
@@ -152,7 +153,8 @@ def test_a_manifest_that_cannot_be_read_is_of_nobody(tmp_path: Path) -> None:
         second.save(tmp_path)
     assert list(lineages(tmp_path)) == [1, 3]
     assert equal(digest(rl.load(tmp_path, number=1)), digest(first))
-    first.save(tmp_path, keep=1)  # all rows were written: the previous checkpoint is gone
+    # The save has written all rows, because the previous checkpoint was removed.
+    first.save(tmp_path, keep=1)
     assert list(lineages(tmp_path)) == [3, 4]
 
 

@@ -47,7 +47,8 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, bac
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # the traffic keeps counting observations after ends
+# The observations of the traffic continue over the ends of episodes, which causes a warning.
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")
 @pytest.mark.parametrize("kind", select("epochs", "distillation", of=KINDS))
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.integers(0, 60), after=st.integers(0, 30), reads=st.integers(0, 3))
@@ -256,7 +257,7 @@ def test_the_manifest_is_strict_json_that_anybody_can_read(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not supports_persistent_memory(), reason="needs Linux and the native core")
 def test_memory_of_another_kind_is_told_and_draws_go_on(tmp_path: Path) -> None:
-    replay = make_replay(rl.Uniform(), stats=None, norm=None)  # which shared memory refuses
+    replay = make_replay(rl.Uniform(), stats=None, norm=None)
     for n in range(20):
         step_replay(replay, n)
     replay.save(tmp_path / "own")
@@ -266,7 +267,7 @@ def test_memory_of_another_kind_is_told_and_draws_go_on(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="load: own memory became disk memory"):
         rl.load(tmp_path / "own", rl.ReplayBuffer, device=disk).close()
     shared.save(tmp_path / "shared")
-    # Unchanged: a warning would be an error here.
+    # The unchanged device must not cause a warning, which would be an error here.
     again = rl.load(tmp_path / "shared", rl.ReplayBuffer, device=rl.Memory.shared())
     expected = replay.sample(50)["index"]
     for other in (shared, again):

@@ -45,7 +45,8 @@ def step_replay(replay: rl.ReplayBuffer, n: int) -> None:
         obs, _numbers(n, len(envs), 1), _numbers(n + 1, len(envs)), terminated, truncated, obs + 1,
         env_ids=envs if n % 5 == 4 else None, tag=np.full(len(envs), n % 1000, np.int32),
     )  # fmt: skip
-    replay.storage.warning = None  # jumps without cut() are intended here
+    # Jumps without cut() are intended here: their warning is dropped.
+    replay.storage.warning = None
     # After clear() there may be only a reset row.
     if n % 7 == 6 and isinstance(replay.sampler, rl.Prioritized) and len(replay):
         batch = replay.sample(4)
@@ -167,7 +168,7 @@ def digest(buffer: Any) -> Any:
             for name in columns.keys() - {f"column{i}" for i in buffer.storage.rows.obs_leaves}:
                 columns[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         columns |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
-    values = {name: part for name, part in values.items() if name != "memory"}  # independent of the kind of memory
+    values = {name: part for name, part in values.items() if name != "memory"}
     return buffer.config(), values, {name: x.clone() for name, x in arrays.items()}, columns
 
 

@@ -92,7 +92,7 @@ def test_what_was_closed_cannot_be_used(tmp_path: Path) -> None:
         replay = rl.ReplayBuffer(8, 1, 1, device=device)
         replay.add([0], [0], 0, False, False, [1])
         replay.close()
-        replay.close()  # a second close() is allowed
+        replay.close()
         calls: list[Any] = [
             lambda replay=replay: replay.add([1], [0], 0, False, False, [2]),
             lambda replay=replay: replay.sample(1),
@@ -199,7 +199,8 @@ def test_looking_at_disk_memory_leaves_the_files_as_they_are(tmp_path: Path) -> 
     for n in range(60):
         step_replay(replay, n)
     expected = draw(replay)
-    del replay  # as if killed
+    # Without close(), the folder is left as after a kill.
+    del replay
     before = {path.name: path.read_bytes() for path in root.iterdir()}
     looked = peek(root)
     assert len(draw(looked)) == len(expected)

@@ -1,4 +1,4 @@
-"""Disks that stop, fail, or lose unsynchronised data; and the checkpoint folders of the fault tests."""
+"""`Files` that kill their process, fail, or record operations; and the disk after a power failure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def killed_at(point: int) -> type[Files]:
 
 
 def old_checkpoint(kind: str, root: Path) -> Any:
-    """Save a buffer with a history twice (the second save adds to the first); return the buffer's digest."""
+    """Save a buffer with a history twice, the second time with new rows, and return its digest."""
     buffer = KINDS[kind].make()
     for n in range(17):
         KINDS[kind].act(buffer, n)
@@ -100,8 +100,6 @@ def one_of(found: Any, *expected: Any) -> bool:
     return any(one is found if one is None or found is None else equal(found, one) for one in expected)
 
 
-# A disk that loses unsynchronised data
-
 State = dict[str, dict[str, bytes]]
 """Contents of a disk: folder → file name → bytes."""
 
@@ -136,7 +134,8 @@ class Recorded:
 
         def create(files: Files, name: str) -> int:
             file = noted.create(files, name)
-            open_files[file] = self.log[-1][1]  # a file is named by the number of the operation that created it
+            # The log names a file by the number of the operation that created it.
+            open_files[file] = self.log[-1][1]
             return file
 
         self.files: type[Files] = type("Recording", (noted,), {"create": create})

@@ -134,7 +134,8 @@ def test_many_kills_during_first_saves_leave_nothing_or_the_new(tmp_path: Path) 
 
 
 def interrupt_saves(path: Path, count: int, seed: int) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
+    # Background jobs of a shell ignore SIGINT, and so would this test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rng, interrupted = random.Random(seed), 0
     for trial in range(count):
         kind, root = list(KINDS)[trial % len(KINDS)], path / f"{trial}"
@@ -194,7 +195,8 @@ def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = F
             expected = (new,) if prefix > committed else (old, new)
             assert one_of(found, *expected), f"seed {seed}: {kind}, power lost after {recorded.log[prefix - 1][:1]}"
             if len(tried) % 8 == 0:
-                with warnings.catch_warnings():  # the surviving checkpoint may belong to another buffer
+                # The save may warn that the surviving checkpoint belongs to another buffer.
+                with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "save to .* checkpoints of another buffer")
                     buffer.save(path / "state")
                 assert equal(loaded(path / "state"), new), f"seed {seed}: {kind}, a save after {prefix} operations"

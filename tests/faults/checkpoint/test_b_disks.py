@@ -56,7 +56,8 @@ def test_the_old_checkpoint_loads_after_any_failing_operation(kind: str, code: i
             assert leftovers(root) == set(), f"{code} at {point}"
             assert one_of(loaded(root), old, new)
             assert equal(digest(rl.load(root, number=2)), old)
-        else:  # a later save removes the rest
+        else:
+            # A later save removes the files that a failing save has left.
             assert equal(loaded(root), new)
         assert equal(digest(buffer), new)
         buffer.save(root)

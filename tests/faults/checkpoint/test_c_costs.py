@@ -135,9 +135,6 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
 }
 
 
-# Commits of disk memory
-
-
 def commit(root: Path, change: Callable[[dict[str, Any], bytes], tuple[bytes, bytes]]) -> None:
     """Create disk memory and rewrite its commits through `change`, with correct checksums."""
     with rl.ReplayBuffer(64, 2, 1, sampler=rl.Prioritized(), device=rl.Memory.disk(root)) as replay:
@@ -201,7 +198,7 @@ def cost(root: Path) -> tuple[str, str, float, float]:
 
 
 def cheapest(root: Path, seconds: float, limit: float) -> float:
-    """Measure up to twice more while a cost exceeds the limit; return the smallest: a busy machine inflates some."""
+    """Return the smallest CPU time of up to three loads, until one is below the limit: a busy machine inflates some."""
     for _ in range(2):
         if seconds >= limit:
             seconds = min(seconds, apart(cost, root)[2])
@@ -259,7 +256,8 @@ def test_impossible_numbers_of_a_sampler_on_disk_are_refused(
     except rl.CorruptCheckpoint:
         return
     assert not closes
-    assert (place, value) == (0, 1e300)  # large, but a valid priority
+    # 1e300 is a large but valid priority.
+    assert (place, value) == (0, 1e300)
     loaded.check()
     loaded.close()
 

@@ -96,7 +96,7 @@ def flip_bits(path: Path, count: int, seed: int) -> None:
 
 
 def test_every_flipped_bit_of_a_manifests_first_line_is_detected(tmp_path: Path) -> None:
-    """This includes the version, which no checksum covers."""
+    """The first line includes the version, which no checksum covers."""
     old_checkpoint("distillation", tmp_path)
     manifest = checked_files(tmp_path)[1]
     data = manifest.read_bytes()
@@ -126,9 +126,6 @@ def test_the_contents_of_lock_and_tmp_do_not_matter(tmp_path: Path) -> None:
     assert equal(digest(rl.load(tmp_path)), old)
     (tmp_path / "LOCK").unlink()
     assert equal(digest(rl.load(tmp_path)), old)
-
-
-# Forged manifests, loaded in a new process, whose memory is measured
 
 
 Outcome = tuple[Counter[str], float, float, list[str]]
@@ -234,9 +231,6 @@ def test_generated_manifests_are_refused_or_are_buffers(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_million_generated_manifests(tmp_path: Path) -> None:
     forge(tmp_path, trials("C4_LONG", 1_000_000), SEED)
-
-
-# Forged numbers: intact files with correct checksums and impossible contents
 
 
 def read_states(kind: str, root: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
@@ -379,9 +373,6 @@ def advanced_checkpoint(kind: str, root: Path) -> None:
     buffer.save(root)
 
 
-# Planted files
-
-
 class Planted:
     def __reduce__(self) -> Any:
         return os.system, ("exit 3",)
@@ -477,9 +468,6 @@ def test_any_damaged_manifest_is_skipped(tmp_path: Path) -> None:
             rl.load(root)
 
 
-# Checkpoints of something else
-
-
 @pytest.mark.promise("C10")
 def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
     def changed(kind: str, edit: Any) -> Path:
@@ -511,7 +499,7 @@ def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
         live = KINDS[kind].make()
         before = digest(live)
         with pytest.raises(rl.IncompatibleCheckpoint):
-            live.save(root)  # a folder of a newer format is not written to
+            live.save(root)
         assert equal(digest(live), before)
         count += 2
     for kind, other in (("uniform", "rollout"), ("rollout", "distillation"), ("distillation", "uniform")):

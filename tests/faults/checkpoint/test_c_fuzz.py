@@ -61,7 +61,8 @@ def forge_commit(root: Path, rng: random.Random) -> str:
     """Change the document or the arrays of the commits and correct their checksums."""
     for path in root.glob("commit?"):
         head, _, rest = path.read_bytes().partition(b"\n")[2].partition(b"\n")
-        if not head:  # the second commit of new memory is reserved space without contents
+        # The second commit of new memory has no contents yet.
+        if not head:
             continue
         if rng.random() < 0.7:
             head = body(forged(json.loads(head), rng))
@@ -109,13 +110,15 @@ def forge_once(root: Path, rng: random.Random) -> tuple[str, str, str]:
 
 def lives_on(kind: str, buffer: Any) -> None:
     if kind != "disk":
-        with suppress(rl.SchemaError):  # a forged manifest may declare other fields
+        # A forged manifest may declare other fields than this step has.
+        with suppress(rl.SchemaError):
             use_loaded_buffer(kind, buffer)
         CHECK[type(buffer)](buffer)
         return
     try:
         buffer.check()
-    except rl.InvariantError:  # `check` is the first to read the rows
+    except rl.InvariantError:
+        # `check` reads all rows, and may be the first to detect forged ones.
         buffer.close()
         return
     obs = np.zeros((3, 2))
@@ -134,7 +137,8 @@ def forge_many(root: Path, seconds: float, seed: int) -> tuple[Counter[str], flo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(20):
-            forge_once(root, rng)  # memory of the first use is not counted
+            # The first load allocates memory that stays, such as that of imported modules.
+            forge_once(root, rng)
         start, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic() + seconds
         while time.monotonic() < until and len(wrong) < 20:
             began = time.process_time()

@@ -66,7 +66,8 @@ POWER: dict[str, Broken] = {
 def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = POWER[name]
     old_checkpoint("prioritized", tmp_path / "first")
-    if broken[0] is Files:  # operations that bypass the recorder would be missing
+    # An operation that does nothing must be missing from the log.
+    if broken[0] is Files:
         original = a.after_power_loss
 
         def forgetful(start: Any, log: list[Any], rng: random.Random) -> Any:
@@ -119,13 +120,13 @@ def test_a_loader_that_follows_links_is_detected(tmp_path: Path, monkeypatch: py
         rl.load(root, number=2)
     monkeypatch.setattr(Files, "open", follow)
     with pytest.raises(rl.CorruptCheckpoint):
-        rl.load(root, number=2)  # the length of the link itself is checked first
+        # The size of the link itself is checked first.
+        rl.load(root, number=2)
     monkeypatch.setattr(Files, "_status", lambda self, name: os.stat(self.root / name))
     assert equal(loaded(root), old), "the canary loads what lies outside"
 
 
 def test_the_simulated_disk_reproduces_a_complete_save(tmp_path: Path) -> None:
-    """The model disk reproduces the result of a complete save."""
     old_checkpoint("distillation", tmp_path)
     recorded, start = a.Recorded(), state_of(tmp_path)
     buffer = a.load_and_change("distillation", tmp_path)

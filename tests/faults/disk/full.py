@@ -60,7 +60,8 @@ class PretendedDisk:
         if name.startswith("create"):
             return True
         nbytes = len(arguments[0]) if name == "overwrite" else arguments[0]
-        return nbytes > 512 * os.fstat(file).st_blocks  # bytes that the file system has allocated
+        # `st_blocks` counts allocated units of 512 bytes.
+        return nbytes > 512 * os.fstat(file).st_blocks
 
     def fill(self) -> None:
         self._is_full = True

@@ -34,7 +34,8 @@ def cut_off(path: Path) -> tuple[Path, list[Any]]:
         killed_after(0.0, "large rows", root, counts, [0])
         begun, done, _ = np.fromfile(counts, np.int64).reshape(3, 1)
         head, journal = (np.fromfile(root / f"ring.{name}", np.int64) for name in ("head", "journal"))
-        if journal.any() and (head == (journal - 1) // 2).all():  # but before the row's end
+        # The journal and the head show that the kill fell into a row.
+        if journal.any() and (head == (journal - 1) // 2).all():
             return root, [(0, done, begun)]
     pytest.skip("no kill fell into a row")
 
@@ -51,7 +52,8 @@ def publish_early(root: Path) -> None:
     slot = head[0] % len(kind)
     kind[slot], kind[(head[0] + 1) % len(kind)] = 1, 3
     action = np.memmap(root / "column1", np.uint8, "r+").reshape(len(kind), -1)
-    action[slot] ^= 0xFF  # the kill may have come just after the step
+    # The kill may have come after the last byte of the row, which is therefore changed.
+    action[slot] ^= 0xFF
     count[0] = (kind == 1).sum()
     is_open[0] = 1
     head += 1
@@ -65,7 +67,8 @@ def test_a_head_that_moves_before_its_row_is_detected(tmp_path: Path, monkeypatc
     publish_early(early)
     shutil.copytree(early, tmp_path / "sealed")
     reopened(root, lives)
-    sealed = rl.load(tmp_path / "sealed")  # returns to the last commit, without wrong rows
+    # The row's checksum is wrong, so that the buffer is rolled back to the last commit.
+    sealed = rl.load(tmp_path / "sealed")
     sealed.check()
     monkeypatch.setattr(NativeBackend, "find_damaged_rows", accept_all_rows)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint)):

@@ -75,7 +75,7 @@ def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
             else:
                 os.truncate(file, size + change)
             found = outcome(tmp_path / "damaged", lives)
-            # One of two commits is enough. Only the newer one records the close: without it, later rows are verified.
+            # One of two commits suffices. Without the newer one, which records the close, later rows are verified.
             may_be = {"CorruptCheckpoint", "exact"} if path.name.startswith("commit") else {"CorruptCheckpoint"}
             may_be |= {"NoCheckpoint", "IncompatibleCheckpoint"} if path.name == "FORMAT" else set()
             assert found in may_be, (path.name, change, found)
@@ -254,7 +254,8 @@ def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
         os.close(writer)
         os.read(reader, 1)
         os._exit(0)
-    del replay  # as after a kill: closing this process's file releases the lock
+    # Deleting the buffer without close() leaves the folder as after a kill, but unlocked.
+    del replay
     try:
         rl.load(tmp_path / "memory", rl.ReplayBuffer).close()
     finally:
@@ -347,7 +348,7 @@ def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
     with monkeypatch.context() as patch:
 
         def fail(*_: Any) -> None:
-            patch.undo()  # the disk works again
+            patch.undo()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         patch.setattr(Files, operation, fail)

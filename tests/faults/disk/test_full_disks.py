@@ -71,7 +71,8 @@ def live_through_full_disk(sampler: str, tmp_path: Path) -> tuple[int, bool]:
         replay = made(disk.root / "replay", SAMPLERS[sampler]())
         for t in range(48):
             disk.fill()
-            step(replay, t)  # `add` commits now and then
+            # `add` commits from time to time.
+            step(replay, t)
             if t % 4 == 3:
                 disk.fill()
                 replay.commit()

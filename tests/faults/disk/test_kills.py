@@ -25,7 +25,7 @@ from tests.totals import SEED, tell, trials
 
 
 def killed_after(seconds: float, name: str, root: Path, counts: Path, begins: list[int]) -> None:
-    """Kill a writer `seconds` after its first step; 0: when its journal shows that it is within a step."""
+    """Kill a writer `seconds` after its first step; with 0 seconds, when its journal shows an unfinished step."""
     np.zeros((3, LAYOUTS[name].envs), np.int64).tofile(counts)
     process: Any = CONTEXT.Process(target=writer.write_until_killed, args=(name, root, counts, begins))
     process.start()
@@ -49,7 +49,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def kill_writers(path: Path, count: int, seed: int) -> None:
-    """Kill writers at random times; each continues in the memory of the killed one before."""
+    """Kill writers at random times. Each continues in the memory of the one that was killed before."""
     rng, rows, torn = random.Random(seed), 0, 0
     lives: dict[str, list[Life]] = {name: [] for name in LAYOUTS}
     for trial in range(count):
@@ -69,7 +69,8 @@ def kill_writers(path: Path, count: int, seed: int) -> None:
         verify(replay, Story(layout, begins), lives[name])
         if len(replay):
             replay.sample(8 if len(replay) >= 8 else 1)
-        if trial % 5 == 0:  # reopening twice equals reopening once
+        # Recovery is idempotent.
+        if trial % 5 == 0:
             first = rl.load(again)
             found = digest(first)
             del first
@@ -105,7 +106,7 @@ def test_a_kill_while_memory_is_made_leaves_none(tmp_path: Path) -> None:
 
 
 def mark_last_steps_unfinished(root: Path, envs: int) -> int:
-    """Mark the last step of each environment as unfinished in the journal: most kills hit between two steps."""
+    """Mark the last step of each environment as unfinished in the journal, because most kills fall between steps."""
     head, journal = (np.memmap(root / f"ring.{part}", np.int64, "r+") for part in ("head", "journal"))
     kind, first = (np.memmap(root / f"ring.{part}", np.uint8, "r").reshape(-1, envs) for part in ("kind", "first"))
     is_open = np.memmap(root / "ring.open", np.uint8, "r")
@@ -123,7 +124,8 @@ def mark_last_steps_unfinished(root: Path, envs: int) -> int:
 @pytest.mark.parametrize("name", select("stacked", of=["several environments", "stacked", "next step"]))
 def test_a_kill_during_recovery_changes_nothing(name: str, boot: str | None, tmp_path: Path, monkeypatch: Any) -> None:
     layout = LAYOUTS[name]
-    for attempt in range(10):  # a kill may hit when no environment is within an episode
+    # No environment may have been within an episode at the kill.
+    for attempt in range(10):
         root, counts = tmp_path / f"memory{attempt}", tmp_path / f"counts{attempt}"
         killed_after(0.15, name, root, counts, [0])
         if mark_last_steps_unfinished(root, layout.envs):

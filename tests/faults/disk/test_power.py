@@ -112,9 +112,7 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
         for turn in range(rng.randrange(2, 90)):
             before = clock.copy()
             write(replay, story, clock, turn)
-            committed.setdefault(
-                last_commit_number(replay), before
-            )  # a commit precedes the writes that it makes room for
+            committed.setdefault(last_commit_number(replay), before)
             if rng.random() < 0.1:
                 replay.commit()
                 committed[last_commit_number(replay)] = clock.copy()
@@ -143,14 +141,14 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
 def check_after_power_loss(
     replay: rl.ReplayBuffer, story: Story, committed: np.ndarray, begun: np.ndarray, reach: int
 ) -> None:
-    """Assert exact rows; of the committed ones, at most the oldest `reach` may be missing."""
+    """Assert that every row is exact, and that at most the `reach` oldest committed rows are missing."""
     layout, ids = story.layout, replay.ids()
     steps = (replay[ids]["action"] // layout.envs).numpy() if len(ids) else np.zeros(0, np.int64)
     oldest, due = committed.copy(), committed.copy()
     for e in range(layout.envs):
         held = steps[ids.numpy() % layout.envs == e]
         oldest[e] = min(held, default=committed[e])
-        # Ends of episodes and resets are rows too.
+        # Ends of episodes and resets take rows, too.
         full = int(0.75 * min(committed[e], layout.rows)) - reach - 2 * MAX_ROWS_PER_STEP - layout.frames
         assert sum(held < committed[e]) >= full, f"environment {e}: {held} of {committed[e]} steps, {reach} at risk"
         due[e] = max(oldest[e], committed[e])

@@ -55,7 +55,7 @@ class Traffic:
 
 
 def verify(replay: rl.ReplayBuffer, traffic: Traffic) -> int:
-    """Assert exact rows; return the number of excluded rows between others."""
+    """Assert that every row is exact, and return the number of rows that are missing between others."""
     replay.check()
     rows = replay[replay.ids()]
     ids = rows["index"].tolist()

@@ -178,7 +178,8 @@ def verify(replay: rl.ReplayBuffer, story: Story, lives: list[Life], oldest: np.
         held = set(steps)
         missing = [t for t in done if t not in held and (not steps or t > steps[0])]
         assert not missing, f"environment {e}: without the steps {missing}, of {steps}"
-        # Ends of episodes and cuts by a fault take a row each; an undone step may cost the oldest rows.
+        # Ends of episodes and cuts by a fault take one row each. A step that was undone may have overwritten the oldest
+        # rows.
         if oldest is not None:
             continue
         full = min(len(done), int(0.75 * layout.rows) - 2 * MAX_ROWS_PER_STEP - layout.frames - 2 * layout.block)
@@ -188,9 +189,6 @@ def verify(replay: rl.ReplayBuffer, story: Story, lives: list[Life], oldest: np.
 def _single(story: Story, t: int, e: int) -> dict[str, np.ndarray]:
     one = Story(Layout(**{**vars(story.layout), "block": 1}), story.begins)
     return one.steps([t], [e])
-
-
-# Functions for processes that are killed
 
 
 def write_until_killed(name: str, root: Path, counts: Path, begins: list[int]) -> None:
