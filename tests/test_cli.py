@@ -24,7 +24,7 @@ from relive.errors import escape_controls, explain
 from relive.inspector.terminal import render
 from relive.schema import fields
 from relive.statistics import observers
-from tests.faults.checkpoint.disk import old_checkpoint
+from tests.faults.checkpoint.disk import save_old_checkpoint
 from tests.inspector.test_page import read_page_data, walk
 
 
@@ -108,7 +108,7 @@ def test_relive_conformance_runs_the_separate_package(capsys: pytest.CaptureFixt
 
 
 def test_check_prints_a_line_per_intact_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old_checkpoint("uniform", tmp_path)
+    save_old_checkpoint("uniform", tmp_path)
     assert main(["check", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "1: whole\n2: whole\n"
     assert main(["check", str(tmp_path), "--json"]) == 0
@@ -116,7 +116,7 @@ def test_check_prints_a_line_per_intact_checkpoint(tmp_path: Path, capsys: pytes
 
 
 def test_check_names_the_damaged_file_and_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old_checkpoint("rollout", tmp_path)
+    save_old_checkpoint("rollout", tmp_path)
     state = tmp_path / "state" / "00000001.bin"
     state.write_bytes(bytes(state.stat().st_size))
     assert main(["check", str(tmp_path)]) == 1

@@ -28,7 +28,7 @@ RECORDED = Path(__file__).parent / "golden" / "bytes.json"
 N = 2
 
 
-def replay(sampler: Any, **options: Any) -> rl.ReplayBuffer:
+def make_replay(sampler: Any, **options: Any) -> rl.ReplayBuffer:
     """Return a buffer after seven steps of two environments with ends, a cut, a draw, priorities and staged fields."""
     obs = {"x": 2, "frames": rl.Stacked(rl.Field(1, torch.uint8), 2)} if options.pop("stacked", False) else {"x": 2}
     stats = rl.EpisodeStats(N, window=3, metrics=("tag",), reasons=("fall",))
@@ -61,7 +61,7 @@ def step(buffer: rl.ReplayBuffer, t: int) -> None:
              hidden=hidden, **action)  # fmt: skip
 
 
-def rollout() -> rl.RolloutBuffer:
+def make_rollout() -> rl.RolloutBuffer:
     """Return a rollout after five of six steps, with final observations, an attached field, hidden states, last values
     and a staged field."""
     extra = {"hidden": rl.Carry(2), "tag": rl.Field((), torch.uint16)}
@@ -84,7 +84,7 @@ def rollout() -> rl.RolloutBuffer:
     return buffer
 
 
-def distillation() -> rl.DistillationBuffer:
+def make_distillation() -> rl.DistillationBuffer:
     """Return a buffer for six rows after nine rows in three rounds."""
     buffer = rl.DistillationBuffer(6, {"x": 2}, seed=5)
     for n in range(3):
@@ -96,23 +96,23 @@ def distillation() -> rl.DistillationBuffer:
 
 
 SAVED: dict[str, Callable[[], Any]] = {
-    "uniform": lambda: replay(rl.Uniform()),
-    "prioritized": lambda: replay(rl.Prioritized(alpha=1.0, beta=0.5, eps=0.0, normalize="global")),
-    "epochs": lambda: replay(rl.WithoutReplacement(drop_last=True)),
-    "counted": lambda: replay(rl.Counted(rl.Uniform())),
-    "a schedule": lambda: replay(rl.Prioritized(alpha=1.0, beta=lambda draws: 0.5, eps=0.0)),
-    "next step": lambda: replay(rl.Uniform(), autoreset="NEXT_STEP"),
-    "stored": lambda: replay(rl.Uniform(), next_obs="stored"),
-    "stacked": lambda: replay(rl.Uniform(), stacked=True),
+    "uniform": lambda: make_replay(rl.Uniform()),
+    "prioritized": lambda: make_replay(rl.Prioritized(alpha=1.0, beta=0.5, eps=0.0, normalize="global")),
+    "epochs": lambda: make_replay(rl.WithoutReplacement(drop_last=True)),
+    "counted": lambda: make_replay(rl.Counted(rl.Uniform())),
+    "a schedule": lambda: make_replay(rl.Prioritized(alpha=1.0, beta=lambda draws: 0.5, eps=0.0)),
+    "next step": lambda: make_replay(rl.Uniform(), autoreset="NEXT_STEP"),
+    "stored": lambda: make_replay(rl.Uniform(), next_obs="stored"),
+    "stacked": lambda: make_replay(rl.Uniform(), stacked=True),
     "one environment": lambda: rl.ReplayBuffer(3, 1, (), seed=0),
-    "rollout": rollout,
+    "rollout": make_rollout,
     "an empty rollout": lambda: rl.RolloutBuffer(2, None, 1, (), seed=0),
-    "distillation": distillation,
+    "distillation": make_distillation,
     "an empty distillation": lambda: rl.DistillationBuffer(6, 2, seed=5),
 }
 
 
-def written(kind: str, root: Path) -> dict[str, str]:
+def save_and_checksum(kind: str, root: Path) -> dict[str, str]:
     """Save a buffer twice (then with a note), write disk memory of a replay, and return a checksum per file."""
     buffer = SAVED[kind]()
     buffer.save(root / "saved")
@@ -120,12 +120,12 @@ def written(kind: str, root: Path) -> dict[str, str]:
         step(buffer, 7)
     save(buffer, root / "saved", note=({"said": [1, "two"]}, {"numbers": torch.arange(3)}))
     if kind in ("uniform", "prioritized", "epochs", "counted"):
-        replay(buffer.sampler, device=rl.Memory.disk(root / "disk")).close()
+        make_replay(buffer.sampler, device=rl.Memory.disk(root / "disk")).close()
     files = sorted(path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def fix(patch: Callable[[Any, str, Any], None]) -> None:
+def replace_random_ids(patch: Callable[[Any, str, Any], None]) -> None:
     """Replace random ids by constants."""
     patch(secrets, "token_hex", lambda count: "5e" * count)
     patch(disk, "boot_id", lambda: "the machine that wrote the checksums")
@@ -134,14 +134,14 @@ def fix(patch: Callable[[Any, str, Any], None]) -> None:
 @pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="draws of the native core, disk memory")
 @pytest.mark.parametrize("kind", SAVED)
 def test_a_save_writes_the_bytes_of_format_1(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fix(monkeypatch.setattr)
-    assert written(kind, tmp_path) == json.loads(RECORDED.read_text())[kind]
+    replace_random_ids(monkeypatch.setattr)
+    assert save_and_checksum(kind, tmp_path) == json.loads(RECORDED.read_text())[kind]
 
 
 if __name__ == "__main__":
-    fix(setattr)
+    replace_random_ids(setattr)
     checksums = {}
     for name in SAVED:
         with tempfile.TemporaryDirectory() as folder:
-            checksums[name] = written(name, Path(folder))
+            checksums[name] = save_and_checksum(name, Path(folder))
     RECORDED.write_text(json.dumps(checksums, indent=1) + "\n")

@@ -22,7 +22,7 @@ NEEDS_DISK = pytest.mark.skipif(
 )
 
 
-def of_format(version: int, data: bytes) -> bytes:
+def with_format(version: int, data: bytes) -> bytes:
     """Change the format in the first line of a document."""
     return data.replace(b"recollect 1 ", b"recollect %d " % version, 1)
 
@@ -48,7 +48,7 @@ def test_a_reader_of_format_2_leaves_format_1_as_it_is(kind: str, tmp_path: Path
     buffer.check()
     assert not newer_readers
     (path,) = (tmp_path / kind / "manifests").iterdir()
-    path.write_bytes(of_format(2, path.read_bytes()))
+    path.write_bytes(with_format(2, path.read_bytes()))
     with pytest.raises(rl.CorruptCheckpoint, match="read as format 2"):
         rl.load(tmp_path / kind)
     assert newer_readers == [f"manifests/{path.name}"]
@@ -62,7 +62,7 @@ def test_a_reader_of_disk_format_2_leaves_format_1_as_it_is(tmp_path: Path, newe
     assert not newer_readers
     for name in disk.COMMIT_FILES:
         path = tmp_path / "memory" / name
-        path.write_bytes(of_format(2, path.read_bytes()))
+        path.write_bytes(with_format(2, path.read_bytes()))
     with pytest.raises(rl.CorruptCheckpoint, match="read as format 2"):
         rl.load(tmp_path / "memory")
     assert newer_readers

@@ -24,7 +24,7 @@ from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_rep
 ANOTHER = r"save to .*: checkpoints of another buffer are there, and stay"
 
 
-def made(seed: int = 0, steps: int = 5) -> rl.ReplayBuffer:
+def make_filled_replay(seed: int = 0, steps: int = 5) -> rl.ReplayBuffer:
     replay = make_replay(rl.Uniform())
     for n in range(seed, seed + steps):
         step_replay(replay, n)
@@ -41,7 +41,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def test_a_second_buffer_leaves_the_checkpoints_of_the_first(tmp_path: Path) -> None:
-    first, second = made(), made(40)
+    first, second = make_filled_replay(), make_filled_replay(40)
     for _ in range(3):
         first.save(tmp_path)
     whole = digest(first)
@@ -57,7 +57,7 @@ def test_a_second_buffer_leaves_the_checkpoints_of_the_first(tmp_path: Path) -> 
 
 
 def test_buffers_that_save_in_turn_go_on_from_their_own_checkpoints(tmp_path: Path) -> None:
-    buffers = [made(), made(40)]
+    buffers = [make_filled_replay(), make_filled_replay(40)]
     buffers[0].save(tmp_path)
     with pytest.warns(UserWarning, match=ANOTHER):
         buffers[1].save(tmp_path)
@@ -79,7 +79,7 @@ def test_buffers_that_save_in_turn_go_on_from_their_own_checkpoints(tmp_path: Pa
 
 
 def test_a_buffer_that_is_saved_into_two_folders_in_turn_goes_on_in_both(tmp_path: Path) -> None:
-    replay = made()
+    replay = make_filled_replay()
     for n in range(3):
         for folder in ("a", "b/../b"):
             step_replay(replay, 50 + n)
@@ -90,7 +90,7 @@ def test_a_buffer_that_is_saved_into_two_folders_in_turn_goes_on_in_both(tmp_pat
 
 
 def test_a_loaded_buffer_continues_its_lineage_and_copies_do_not(tmp_path: Path) -> None:
-    replay = made()
+    replay = make_filled_replay()
     replay.save(tmp_path)
     loaded = rl.load(tmp_path, rl.ReplayBuffer)
     step_replay(loaded, 50)
@@ -107,7 +107,7 @@ def test_a_loaded_buffer_continues_its_lineage_and_copies_do_not(tmp_path: Path)
 
 def test_a_run_that_was_continued_by_somebody_else_becomes_another(tmp_path: Path) -> None:
     """Two buffers that continue one checkpoint would delete each other's checkpoints."""
-    replay = made()
+    replay = make_filled_replay()
     replay.save(tmp_path)
     loaded = rl.load(tmp_path)
     replay.save(tmp_path)
@@ -122,7 +122,7 @@ def test_a_run_that_was_continued_by_somebody_else_becomes_another(tmp_path: Pat
 
 
 def test_a_buffer_that_took_over_a_state_is_written_in_full_in_its_own_lineage(tmp_path: Path) -> None:
-    replay, other = made(), made(40)
+    replay, other = make_filled_replay(), make_filled_replay(40)
     replay.save(tmp_path)
     replay.load_state_dict(other.state_dict())
     replay.save(tmp_path, keep=1)
@@ -145,7 +145,7 @@ def test_other_kinds_have_lineages_too(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_cannot_be_read_is_of_nobody(tmp_path: Path) -> None:
-    first, second = made(), made(40)
+    first, second = make_filled_replay(), make_filled_replay(40)
     for _ in range(2):
         first.save(tmp_path)
     (tmp_path / "manifests" / "00000002.json").write_bytes(b"rotten")
@@ -160,7 +160,7 @@ def test_a_manifest_that_cannot_be_read_is_of_nobody(tmp_path: Path) -> None:
 
 def test_a_manifest_that_the_disk_does_not_give_may_have_continued_the_lineage(tmp_path: Path) -> None:
     """A read error may be transient: the unreadable checkpoint is neither continued nor removed."""
-    replay = made()
+    replay = make_filled_replay()
     for _ in range(2):
         replay.save(tmp_path)
     newest = tmp_path / "manifests" / "00000002.json"
@@ -183,7 +183,7 @@ def test_a_manifest_that_the_disk_does_not_give_may_have_continued_the_lineage(t
 @pytest.mark.parametrize("folder", ["manifests", "state", "segments"])
 def test_a_checkpoint_that_the_disk_did_not_give_to_a_load_is_not_removed(folder: str, tmp_path: Path) -> None:
     """A checkpoint that a load skipped after a read error may be valid: the next save must not remove it."""
-    replay = made()
+    replay = make_filled_replay()
     replay.save(tmp_path)
     step_replay(replay, 70)
     replay.save(tmp_path)
@@ -215,7 +215,7 @@ OTHERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_kind_or_schema_is_refused_before_anything_is_written(other: str, tmp_path: Path) -> None:
-    made().save(tmp_path)
+    make_filled_replay().save(tmp_path)
     (tmp_path / "tmp" / "state-00000002.bin").write_bytes(b"of a save that was killed")
     before = contents(tmp_path)
     expected = r"save to .*: expected .*, as in its checkpoints, got .*\. Save into another folder"
@@ -240,7 +240,7 @@ def test_a_distillation_buffer_learns_its_fields_between_two_saves(tmp_path: Pat
 
 def _save_in_turn(root: Path, seed: int, count: int) -> None:
     warnings.simplefilter("ignore")
-    replay = made(seed)
+    replay = make_filled_replay(seed)
     for n in range(count):
         step_replay(replay, 100 + n)
         number = replay.save(root)
@@ -262,7 +262,7 @@ def test_processes_that_save_into_one_folder_keep_their_own(tmp_path: Path) -> N
 
 
 def test_a_copied_folder_continues_where_it_is(tmp_path: Path) -> None:
-    replay = made()
+    replay = make_filled_replay()
     replay.save(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     loaded = rl.load(tmp_path / "b")
@@ -272,7 +272,7 @@ def test_a_copied_folder_continues_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_buffer_loaded_in_place_of_a_damaged_one_continues_the_lineage(tmp_path: Path) -> None:
-    replay = made()
+    replay = make_filled_replay()
     for n in range(3):
         step_replay(replay, 50 + n)
         replay.save(tmp_path, keep=5)

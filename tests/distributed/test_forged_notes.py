@@ -18,7 +18,7 @@ from relive.checkpoint.saving import save
 from relive.distributed import Checkpoint
 from relive.distributed.shard import Shard
 from tests.distributed.local import LocalCalls, make_client, make_plan, make_steps
-from tests.faults.checkpoint.forgery import HOSTILE, State, body, document_of, forged_state, places, write
+from tests.faults.checkpoint.forgery import HOSTILE, State, body, forge_state_arrays, iter_nodes, read_document, write
 from tests.totals import SEED, tell, trials
 
 
@@ -36,7 +36,7 @@ def forged_note(document: Any, rng: random.Random) -> Any:
     """Change the note of a manifest in one to three places."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 2, 3))):
-        inside = list(places(document["values"]["note"]))
+        inside = list(iter_nodes(document["values"]["note"]))
         path = rng.choice(inside) if inside else ()
         parent, key = document["values"], "note"
         for step in path:
@@ -77,13 +77,13 @@ def forge(root: Path, count: int, seed: int) -> Counter[str]:
     shard = root / "shard-0"
     number = max(int(path.stem) for path in (shard / "manifests").iterdir())
     files = {path: path.read_bytes() for path in [*shard.rglob("*.bin"), *shard.rglob("*.json")]}
-    document = document_of(shard, number)
+    document = read_document(shard, number)
     for i in range(count):
         restored(shard, files)
         if i % 3:
             write(shard, number, body(forged_note(document, rng)))
         else:
-            forged_state(State(shard, number), rng)
+            forge_state_arrays(State(shard, number), rng)
         outcomes[outcome(plan)] += 1
     return outcomes
 
@@ -121,7 +121,7 @@ def test_a_note_that_cannot_be_is_passed_over_for_an_older_checkpoint(tmp_path: 
 def test_another_buffer_beside_a_note_is_refused(tmp_path: Path) -> None:
     plan = saved_shard(tmp_path)
     shard = tmp_path / "shard-0"
-    note = document_of(shard, max(int(path.stem) for path in (shard / "manifests").iterdir()))["values"]["note"]
+    note = read_document(shard, max(int(path.stem) for path in (shard / "manifests").iterdir()))["values"]["note"]
     other = tmp_path / "other"
     save(
         rl.ReplayBuffer(8, 3, 1, num_envs=2),

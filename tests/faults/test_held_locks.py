@@ -21,7 +21,7 @@ from relive import locking
 from relive.inspector.saved import verify
 from relive.storage.files import Files
 from tests.checkpoint.traffic import digest, equal, fingerprint
-from tests.faults.checkpoint.disk import old_checkpoint
+from tests.faults.checkpoint.disk import save_old_checkpoint
 from tests.faults.processes import CONTEXT, apart
 
 PATIENCE = 0.5
@@ -74,7 +74,7 @@ def impatient(call: str, argument: Any) -> tuple[str, str, float]:
 
 @pytest.mark.parametrize("call", ["load", "save", "check"])
 def test_calls_time_out_on_a_folder_locked_by_a_stopped_process(tmp_path: Path, call: str) -> None:
-    old = old_checkpoint("uniform", tmp_path)
+    old = save_old_checkpoint("uniform", tmp_path)
     with stopped(hold_folder, tmp_path):
         kind, said, seconds = apart(impatient, call, tmp_path, timeout=60)
         assert kind == "CheckpointError"
@@ -136,7 +136,7 @@ def failing(number: int, folder: str) -> type[Files]:
 @pytest.mark.parametrize("folder", ["manifests", "state", "segments"])
 @pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ESTALE"])
 def test_files_that_cannot_be_opened_now_do_not_count_as_damaged(tmp_path: Path, folder: str, name: str) -> None:
-    old_checkpoint("uniform", tmp_path)
+    save_old_checkpoint("uniform", tmp_path)
     with pytest.raises(rl.CheckpointError, match="Nothing is known to be wrong with the file") as caught:
         rl.load(tmp_path, files=failing(getattr(errno, name), folder))
     assert type(caught.value) is rl.CheckpointError
@@ -162,7 +162,7 @@ def load_with_few_files(root: Path, more: int) -> str:
 
 
 def test_with_few_files_left_the_newest_checkpoint_loads_or_nothing_does(tmp_path: Path) -> None:
-    old_checkpoint("uniform", tmp_path)
+    save_old_checkpoint("uniform", tmp_path)
     found = {more: apart(load_with_few_files, tmp_path, more) for more in range(8)}
     first, newest = (fingerprint(rl.load(tmp_path, number=number)) for number in (1, 2))
     assert first != newest

@@ -19,7 +19,7 @@ from tests.checkpoint.traffic import KINDS, digest, equal
 OPERATIONS = ("make_root", "create", "write", "sync", "rename", "sync_folder", "remove", "close")
 
 
-def before(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[Files]:
+def watch_files(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[Files]:
     """Return `Files` that call `operation(name, n, arguments)` before their n-th operation."""
     count = iter(range(1 << 30))
 
@@ -40,7 +40,7 @@ def before(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[Files
     return type("Watched", (Files,), {name: watched(name) for name in OPERATIONS})
 
 
-def killed_at(point: int) -> type[Files]:
+def make_killing_files(point: int) -> type[Files]:
     """Return `Files` that kill their process at an operation; half of a write is done before."""
 
     def stop(name: str, n: int, arguments: tuple[Any, ...]) -> None:
@@ -51,10 +51,10 @@ def killed_at(point: int) -> type[Files]:
             os.write(arguments[1], data[: len(data) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    return before(stop)
+    return watch_files(stop)
 
 
-def old_checkpoint(kind: str, root: Path) -> Any:
+def save_old_checkpoint(kind: str, root: Path) -> Any:
     """Save a buffer with a history twice, the second time with new rows, and return its digest."""
     buffer = KINDS[kind].make()
     for n in range(17):
@@ -80,22 +80,22 @@ def change(kind: str, buffer: Any, step: int) -> None:
 
 
 def count_operations(kind: str, root: Path, copy: Path) -> list[str]:
-    """Return the names of all file operations of the save that follows `old_checkpoint`."""
+    """Return the names of all file operations of the save that follows `save_old_checkpoint`."""
     names: list[str] = []
     shutil.copytree(root, copy)
-    save(load_and_change(kind, copy), copy, files=before(lambda name, *_: names.append(name)))
+    save(load_and_change(kind, copy), copy, files=watch_files(lambda name, *_: names.append(name)))
     shutil.rmtree(copy)
     return names
 
 
-def loaded(root: Path) -> Any:
+def load_digest(root: Path) -> Any:
     """Return the digest of the newest intact checkpoint; a warning about a skipped, damaged one is allowed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return digest(rl.load(root))
 
 
-def one_of(found: Any, *expected: Any) -> bool:
+def is_one_of(found: Any, *expected: Any) -> bool:
     """Whether a digest equals one of the candidates; None stands for no checkpoint."""
     return any(one is found if one is None or found is None else equal(found, one) for one in expected)
 
@@ -104,7 +104,7 @@ State = dict[str, dict[str, bytes]]
 """Contents of a disk: folder → file name → bytes."""
 
 
-def state_of(root: Path) -> State:
+def read_state(root: Path) -> State:
     folders = {folder: root / folder for folder in FOLDERS} | {"": root}
     return {
         folder: {path.name: path.read_bytes() for path in at.iterdir() if path.is_file()}
@@ -113,7 +113,7 @@ def state_of(root: Path) -> State:
     }
 
 
-class Recorded:
+class RecordedSave:
     """Records every file operation of a save as an entry of a log."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Recorded:
                 rest[1] = bytes(rest[1])
             self.log.append((name, n, *rest))
 
-        noted = before(note)
+        noted = watch_files(note)
 
         def create(files: Files, name: str) -> int:
             file = noted.create(files, name)
@@ -187,7 +187,7 @@ def after_power_loss(start: State, log: list[tuple[Any, ...]], rng: random.Rando
             if rng.random() < chance:
                 _apply(durable[folder], base, inode)
     there = safe_folders | {folder for folder in made if rng.random() < chance}
-    kept = {inode: _torn(data[inode], safe[inode], rng) for inode in data}
+    kept = {inode: _tear_bytes(data[inode], safe[inode], rng) for inode in data}
     return {
         folder: {base: kept[x] if isinstance(x, int) else x for base, x in found.items()}
         for folder, found in durable.items()
@@ -207,13 +207,13 @@ def _apply(found: dict[str, Any], base: str, inode: Any) -> None:
         found[base] = inode
 
 
-def _torn(data: bytes, safe: int, rng: random.Random) -> bytes:
+def _tear_bytes(data: bytes, safe: int, rng: random.Random) -> bytes:
     rest = data[safe:]
     cut = rng.randrange(len(rest) + 1)
     return data[:safe] + rng.choice((rest, b"", rest[:cut], bytes(len(rest)), rest[:cut] + bytes(len(rest) - cut)))
 
 
-def build(state: State, root: Path) -> None:
+def write_state(state: State, root: Path) -> None:
     """Write a state to a real folder, over the files of an earlier one; existing folders are reused."""
     root.mkdir(exist_ok=True)
     for folder in FOLDERS:

@@ -33,24 +33,24 @@ def write(root: Path, number: int, data: bytes, *, version: int = 1) -> None:
     path.write_bytes(b"recollect %d %08x\n" % (version, zlib.crc32(data)) + data)
 
 
-def document_of(root: Path, number: int) -> Any:
+def read_document(root: Path, number: int) -> Any:
     return json.loads((root / "manifests" / f"{number:08}.json").read_bytes().split(b"\n", 1)[1])
 
 
-def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def iter_nodes(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield every node of a document with its parent and key."""
     if path:
         yield path
     if isinstance(node, dict | list):
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from places(child, (*path, key))
+            yield from iter_nodes(child, (*path, key))
 
 
-def forged(document: Any, rng: random.Random) -> Any:
+def forge_document(document: Any, rng: random.Random) -> Any:
     """Return a document in which some nodes are replaced, removed, doubled or swapped."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        path = rng.choice(list(places(document)))
+        path = rng.choice(list(iter_nodes(document)))
         parent = document
         for key in path[:-1]:
             parent = parent[key]
@@ -66,7 +66,7 @@ def forged(document: Any, rng: random.Random) -> Any:
     return document
 
 
-def by_hand(document: Any) -> dict[str, bytes]:
+def forge_by_hand(document: Any) -> dict[str, bytes]:
     """Manifest bodies with one hand-made mistake each, by name."""
     text = body(document).decode()
     deep = "[" * 100_000 + "]" * 100_000
@@ -115,7 +115,7 @@ class State:
 
     def __init__(self, root: Path, number: int) -> None:
         self.root, self.number = root, number
-        self.document = document_of(root, number)
+        self.document = read_document(root, number)
         self._files = [("state", self.document["state"])]
         self._files += [("segments", segment) for segment in self.document["segments"][-1:]]
         self.arrays: dict[str, torch.Tensor] = {}
@@ -153,7 +153,7 @@ class State:
         write(self.root, self.number, body(document))
 
 
-def forged_state(state: State, rng: random.Random) -> str:
+def forge_state_arrays(state: State, rng: random.Random) -> str:
     """Write the state with some arrays changed; return a description of the changes."""
     arrays = {name: x.clone() for name, x in state.arrays.items()}
     done = []

@@ -19,16 +19,16 @@ from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS, digest, equal, fingerprint
 from tests.faults.checkpoint import victim
 from tests.faults.checkpoint.disk import (
-    Recorded,
+    RecordedSave,
     after_power_loss,
-    before,
-    build,
     count_operations,
+    is_one_of,
     load_and_change,
-    loaded,
-    old_checkpoint,
-    one_of,
-    state_of,
+    load_digest,
+    read_state,
+    save_old_checkpoint,
+    watch_files,
+    write_state,
 )
 from tests.faults.processes import CONTEXT, killed, loaded_apart
 from tests.tiers import select
@@ -41,7 +41,7 @@ def kill_saves(path: Path, count: int, seed: int) -> None:
     known: dict[str, Any] = {}
     for kind in KINDS:
         root = path / kind
-        old_checkpoint(kind, root)
+        save_old_checkpoint(kind, root)
         operations = count_operations(kind, root, path / "count")
         known[kind] = root, fingerprint(rl.load(root)), fingerprint(load_and_change(kind, root)), operations
     for trial in range(count):
@@ -58,7 +58,7 @@ def kill_saves(path: Path, count: int, seed: int) -> None:
         outcomes["the new" if found == new else "the old"] += 1
         again = load_and_change(kind, root)
         again.save(root)
-        assert equal(loaded(root), digest(again))
+        assert equal(load_digest(root), digest(again))
         shutil.rmtree(root)
     tell(f"A1: {count} kills at operations {dict(phases)}, loaded in a new process {dict(outcomes)}, seed {seed}")
     assert len(phases) >= 5
@@ -80,7 +80,7 @@ def kill_at_random_times(path: Path, count: int, seed: int) -> None:
     rng, numbers = random.Random(seed), []
     for trial in range(count):
         kind, root, ready = list(KINDS)[trial % len(KINDS)], path / f"{trial}", path / f"ready{trial}"
-        old_checkpoint(kind, root)
+        save_old_checkpoint(kind, root)
         template = path / f"template{trial}"
         shutil.copytree(root, template)
         process: Any = CONTEXT.Process(target=victim.save_until_killed, args=(kind, root, ready))
@@ -108,7 +108,7 @@ def kill_first_saves(path: Path, count: int, seed: int) -> None:
     for kind in KINDS:
         names: list[str] = []
         buffer = lived(kind)
-        save(buffer, path / kind, files=before(lambda name, *_, names=names: names.append(name)))
+        save(buffer, path / kind, files=watch_files(lambda name, *_, names=names: names.append(name)))
         new[kind], operations[kind] = fingerprint(buffer), len(names)
     for trial in range(count):
         kind, root = list(KINDS)[trial % len(KINDS)], path / f"first{trial}"
@@ -139,7 +139,7 @@ def interrupt_saves(path: Path, count: int, seed: int) -> None:
     rng, interrupted = random.Random(seed), 0
     for trial in range(count):
         kind, root = list(KINDS)[trial % len(KINDS)], path / f"{trial}"
-        old = old_checkpoint(kind, root)
+        old = save_old_checkpoint(kind, root)
         operations = count_operations(kind, root, path / "count")
         point = int((trial + rng.random()) * len(operations) / count)
         buffer = load_and_change(kind, root)
@@ -150,13 +150,13 @@ def interrupt_saves(path: Path, count: int, seed: int) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
 
         with pytest.raises(KeyboardInterrupt):
-            save(buffer, root, files=before(stop))
+            save(buffer, root, files=watch_files(stop))
         interrupted += 1
-        assert one_of(loaded(root), old, new), f"seed {seed}: {kind} at {point}"
+        assert is_one_of(load_digest(root), old, new), f"seed {seed}: {kind} at {point}"
         assert equal(digest(buffer), new)
         KINDS[kind].act(buffer, 50)
         buffer.save(root)
-        assert equal(loaded(root), digest(buffer))
+        assert equal(load_digest(root), digest(buffer))
         shutil.rmtree(root)
     tell(f"A3: {interrupted} interrupts, seed {seed}")
 
@@ -174,9 +174,9 @@ def test_many_interrupts_leave_the_old_or_the_new(tmp_path: Path) -> None:
 def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = False) -> tuple[int, int]:
     """A5: fail the power during a later save or the first; return the numbers of prefixes and of distinct states."""
     rng, root = random.Random(seed), path / "root"
-    old = None if first else old_checkpoint(kind, root)
-    start = state_of(root)
-    buffer, recorded = lived(kind) if first else load_and_change(kind, root), Recorded()
+    old = None if first else save_old_checkpoint(kind, root)
+    start = read_state(root)
+    buffer, recorded = lived(kind) if first else load_and_change(kind, root), RecordedSave()
     save(buffer, root, files=recorded.files)
     new, tried = digest(buffer), set[int]()
     committed = next(n for n, entry in enumerate(recorded.log) if entry[0] == "sync_folder" and entry[2] == "manifests")
@@ -187,19 +187,19 @@ def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = F
             if key in tried:
                 continue
             tried.add(key)
-            build(state, path / "state")
+            write_state(state, path / "state")
             try:
-                found = loaded(path / "state")
+                found = load_digest(path / "state")
             except rl.NoCheckpoint:
                 found = None
             expected = (new,) if prefix > committed else (old, new)
-            assert one_of(found, *expected), f"seed {seed}: {kind}, power lost after {recorded.log[prefix - 1][:1]}"
+            assert is_one_of(found, *expected), f"seed {seed}: {kind}, power lost after {recorded.log[prefix - 1][:1]}"
             if len(tried) % 8 == 0:
                 # The save may warn that the surviving checkpoint belongs to another buffer.
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "save to .* checkpoints of another buffer")
                     buffer.save(path / "state")
-                assert equal(loaded(path / "state"), new), f"seed {seed}: {kind}, a save after {prefix} operations"
+                assert equal(load_digest(path / "state"), new), f"seed {seed}: {kind}, a save after {prefix} operations"
     return len(recorded.log) + 1, len(tried)
 
 

@@ -20,7 +20,14 @@ from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
 from relive.storage.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal
-from tests.faults.checkpoint.disk import before, count_operations, load_and_change, loaded, old_checkpoint, one_of
+from tests.faults.checkpoint.disk import (
+    count_operations,
+    is_one_of,
+    load_and_change,
+    load_digest,
+    save_old_checkpoint,
+    watch_files,
+)
 from tests.tiers import select
 from tests.totals import tell
 
@@ -32,7 +39,7 @@ from tests.totals import tell
 )
 def test_the_old_checkpoint_loads_after_any_failing_operation(kind: str, code: int, tmp_path: Path) -> None:
     template = tmp_path / "template"
-    old = old_checkpoint(kind, template)
+    old = save_old_checkpoint(kind, template)
     operations = count_operations(kind, template, tmp_path / "count")
     raised = 0
     for point in range(len(operations)):
@@ -47,21 +54,21 @@ def test_the_old_checkpoint_loads_after_any_failing_operation(kind: str, code: i
 
         told = None
         try:
-            save(buffer, root, files=before(fail))
+            save(buffer, root, files=watch_files(fail))
         except rl.CheckpointError as error:
             told = str(error)
         if told is not None:
             raised += 1
             assert os.strerror(code) in told
             assert leftovers(root) == set(), f"{code} at {point}"
-            assert one_of(loaded(root), old, new)
+            assert is_one_of(load_digest(root), old, new)
             assert equal(digest(rl.load(root, number=2)), old)
         else:
             # A later save removes the files that a failing save has left.
-            assert equal(loaded(root), new)
+            assert equal(load_digest(root), new)
         assert equal(digest(buffer), new)
         buffer.save(root)
-        assert equal(loaded(root), new)
+        assert equal(load_digest(root), new)
     tell(f"B1: {kind}, {errno.errorcode[code]} at {len(operations)} operations, {raised} raised")
     assert raised >= 10
 
@@ -96,7 +103,7 @@ def test_a_full_disk_is_an_error_with_the_bytes_needed_and_free(kind: str, tmp_p
         with pytest.raises(rl.NoCheckpoint):
             rl.load(root)
         buffer.save(root)
-        assert equal(loaded(root), before)
+        assert equal(load_digest(root), before)
     tell(f"B2: {kind}, 20 sizes below {largest} bytes")
 
 

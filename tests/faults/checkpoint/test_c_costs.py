@@ -18,8 +18,8 @@ import torch
 
 import relive as rl
 from relive.storage.codec import CHUNK_BYTES
-from tests.faults.checkpoint.disk import old_checkpoint
-from tests.faults.checkpoint.forgery import State, body, document_of, write
+from tests.faults.checkpoint.disk import save_old_checkpoint
+from tests.faults.checkpoint.forgery import State, body, read_document, write
 from tests.faults.processes import apart
 from tests.totals import tell
 
@@ -34,7 +34,7 @@ def zeros(nbytes: int) -> list[int]:
 
 def sparse(root: Path, arrays: list[Any], nbytes: int) -> None:
     """Replace the state by a sparse file of zeros."""
-    document = document_of(root, 2)
+    document = read_document(root, 2)
     (root / "state" / document["state"]["name"]).write_bytes(b"")
     os.truncate(root / "state" / document["state"]["name"], nbytes)
     document["state"] |= {"arrays": arrays, "checksums": zeros(nbytes)}
@@ -42,21 +42,21 @@ def sparse(root: Path, arrays: list[Any], nbytes: int) -> None:
 
 
 def unknown_array(root: Path) -> None:
-    old_checkpoint("uniform", root)
+    save_old_checkpoint("uniform", root)
     sparse(root, [["junk", "uint8", [6 * GIB]]], 6 * GIB)
 
 
 def unknown_array_of_a_known_part(root: Path) -> None:
-    old_checkpoint("uniform", root)
-    arrays = document_of(root, 2)["state"]["arrays"]
+    save_old_checkpoint("uniform", root)
+    arrays = read_document(root, 2)["state"]["arrays"]
     State(root, 2)
     sparse(root, [["listeners.junk", "uint8", [6 * GIB]], *[x for x in arrays if 0 in x[2]]], 6 * GIB)
 
 
 def longer_state(root: Path, name: str, kind: str) -> None:
     """Make one array of the state 1 GiB long and leave the other arrays unchanged."""
-    old_checkpoint(kind, root)
-    document = document_of(root, 2)
+    save_old_checkpoint(kind, root)
+    document = read_document(root, 2)
     path, arrays = root / "state" / document["state"]["name"], document["state"]["arrays"]
     at = next(i for i, array in enumerate(arrays) if array[0] == name)
     state = State(root, 2)
@@ -76,35 +76,35 @@ def longer_state(root: Path, name: str, kind: str) -> None:
 
 
 def overflowing_shape(root: Path) -> None:
-    old_checkpoint("uniform", root)
-    document = document_of(root, 2)
+    save_old_checkpoint("uniform", root)
+    document = read_document(root, 2)
     document["state"]["arrays"].append(["sampler.more", "float64", [2**62, 2**62, 0]])
     write(root, 2, body(document))
 
 
 def linked_manifests(root: Path) -> None:
-    old_checkpoint("uniform", root)
+    save_old_checkpoint("uniform", root)
     write(root, 3, b"[" + b"{}," * 600_000 + b"{}]")
     for number in range(4, 2004):
         os.link(root / "manifests" / "00000003.json", root / "manifests" / f"{number:08}.json")
 
 
 def small_manifests(root: Path) -> None:
-    old_checkpoint("uniform", root)
+    save_old_checkpoint("uniform", root)
     for number in range(3, 8003):
         write(root, number, b"{}")
 
 
 def repeated_segment(root: Path) -> None:
-    old_checkpoint("uniform", root)
-    document = document_of(root, 2)
+    save_old_checkpoint("uniform", root)
+    document = read_document(root, 2)
     document["segments"] = document["segments"][:1] * 4000 + document["segments"][1:]
     write(root, 2, body(document))
 
 
 def linked_segments(root: Path) -> None:
-    old_checkpoint("uniform", root)
-    document = document_of(root, 2)
+    save_old_checkpoint("uniform", root)
+    document = read_document(root, 2)
     first = document["segments"][0]
     for i in range(4000):
         os.link(root / "segments" / first["name"], root / "segments" / f"00000001-{i + 1000}.bin")
@@ -114,7 +114,7 @@ def linked_segments(root: Path) -> None:
 
 
 def one_byte_arrays(root: Path) -> None:
-    old_checkpoint("uniform", root)
+    save_old_checkpoint("uniform", root)
     arrays = [[f"a{i}", "uint8", [1]] for i in range(60_000)]
     sparse(root, arrays, len(arrays))
 
@@ -265,7 +265,7 @@ def test_impossible_numbers_of_a_sampler_on_disk_are_refused(
 @pytest.mark.parametrize("name", ["sampler.largest", "sampler.draws"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0], ids=str)
 def test_impossible_numbers_of_a_sampler_are_refused(tmp_path: Path, name: str, value: float) -> None:
-    old_checkpoint("prioritized", tmp_path)
+    save_old_checkpoint("prioritized", tmp_path)
     state = State(tmp_path, 2)
     state.arrays[name] = torch.full_like(state.arrays[name], value) if name.endswith("t") else torch.tensor(value)
     state.write()
@@ -276,8 +276,8 @@ def test_impossible_numbers_of_a_sampler_are_refused(tmp_path: Path, name: str, 
 @pytest.mark.parametrize("setting", ["alpha", "beta", "eps"])
 @pytest.mark.parametrize("value", [1e308, -1.0, 10**400, "x"], ids=["1e308", "-1", "10^400", "x"])
 def test_impossible_settings_of_a_sampler_are_refused(tmp_path: Path, setting: str, value: Any) -> None:
-    old_checkpoint("prioritized", tmp_path)
-    document = document_of(tmp_path, 2)
+    save_old_checkpoint("prioritized", tmp_path)
+    document = read_document(tmp_path, 2)
     document["config"]["sampler"][setting] = value
     write(tmp_path, 2, body(document))
     with pytest.raises(rl.CorruptCheckpoint, match="00000002"):

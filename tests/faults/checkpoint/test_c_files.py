@@ -25,13 +25,13 @@ from relive.inspector.saved import verify
 from relive.schema.fields import parse_path
 from relive.storage.codec import Node
 from tests.checkpoint.traffic import KINDS, digest, equal
-from tests.faults.checkpoint.disk import old_checkpoint
+from tests.faults.checkpoint.disk import save_old_checkpoint
 from tests.faults.checkpoint.forgery import (
     State,
-    by_hand,
-    document_of,
-    forged,
-    forged_state,
+    forge_by_hand,
+    forge_document,
+    forge_state_arrays,
+    read_document,
     write,
 )
 from tests.faults.checkpoint.forgery import body as body_of
@@ -43,7 +43,7 @@ from tests.totals import SEED, tell, trials
 
 def checked_files(root: Path, number: int = 2) -> list[Path]:
     """Return the files of a checkpoint."""
-    document = document_of(root, number)
+    document = read_document(root, number)
     segments = [root / "segments" / segment["name"] for segment in document["segments"]]
     manifest = root / "manifests" / f"{number:08}.json"
     return [root / "FORMAT", manifest, root / "state" / document["state"]["name"], *segments]
@@ -52,7 +52,7 @@ def checked_files(root: Path, number: int = 2) -> list[Path]:
 @pytest.mark.promise("C1")
 @pytest.mark.parametrize("kind", select("prioritized", "rollout", of=KINDS))
 def test_a_file_of_another_length_is_named(kind: str, tmp_path: Path) -> None:
-    old_checkpoint(kind, tmp_path)
+    save_old_checkpoint(kind, tmp_path)
     rng, count = random.Random(SEED), 0
     for path in checked_files(tmp_path):
         data = path.read_bytes()
@@ -73,7 +73,7 @@ def flip_bits(path: Path, count: int, seed: int) -> None:
     rng, found = random.Random(seed), Counter[str]()
     for kind in KINDS:
         root = path / kind
-        old_checkpoint(kind, root)
+        save_old_checkpoint(kind, root)
         files = checked_files(root)
         for trial in range(-(-count // len(KINDS))):
             file = files[trial % len(files)]
@@ -97,7 +97,7 @@ def flip_bits(path: Path, count: int, seed: int) -> None:
 
 def test_every_flipped_bit_of_a_manifests_first_line_is_detected(tmp_path: Path) -> None:
     """The first line includes the version, which no checksum covers."""
-    old_checkpoint("distillation", tmp_path)
+    save_old_checkpoint("distillation", tmp_path)
     manifest = checked_files(tmp_path)[1]
     data = manifest.read_bytes()
     for bit in range(8 * (data.index(b"\n") + 1)):
@@ -120,7 +120,7 @@ def test_each_of_many_flipped_bits_is_detected(tmp_path: Path) -> None:
 
 
 def test_the_contents_of_lock_and_tmp_do_not_matter(tmp_path: Path) -> None:
-    old = old_checkpoint("prioritized", tmp_path)
+    old = save_old_checkpoint("prioritized", tmp_path)
     (tmp_path / "LOCK").write_bytes(b"anything")
     (tmp_path / "tmp" / "rest").write_bytes(b"half a segment")
     assert equal(digest(rl.load(tmp_path)), old)
@@ -151,13 +151,13 @@ def read_forged(root: Path, bodies: list[bytes] | int, seed: int) -> Outcome:
     A load that is too slow is measured again, because a busy machine makes one of many slow.
     """
     outcomes, slowest, wrong = Counter[str](), 0.0, list[str]()
-    rng, document = random.Random(seed), document_of(root, 2)
+    rng, document = random.Random(seed), read_document(root, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rl.load(root, number=2)
         start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for i in range(bodies if isinstance(bodies, int) else len(bodies)):
-            write(root, 2, body_of(forged(document, rng)) if isinstance(bodies, int) else bodies[i])
+            write(root, 2, body_of(forge_document(document, rng)) if isinstance(bodies, int) else bodies[i])
             seconds, outcome, message = timed_load(root)
             if seconds >= LOAD_SECONDS:
                 seconds = min(seconds, timed_load(root)[0])
@@ -173,8 +173,8 @@ def read_forged(root: Path, bodies: list[bytes] | int, seed: int) -> Outcome:
 @pytest.mark.promise("C4")
 @pytest.mark.parametrize("kind", ["prioritized", "rollout", "distillation"])
 def test_manifests_forged_by_hand_are_refused(kind: str, tmp_path: Path) -> None:
-    old_checkpoint(kind, tmp_path)
-    bodies = by_hand(document_of(tmp_path, 2))
+    save_old_checkpoint(kind, tmp_path)
+    bodies = forge_by_hand(read_document(tmp_path, 2))
     outcomes, slowest, grown, wrong = apart(read_forged, tmp_path, list(bodies.values()), SEED)
     tell(f"C4: {kind}, {len(bodies)} by hand, {dict(outcomes)}, {slowest:.2f} s, {grown:.0f} MiB")
     assert not wrong, [(list(bodies)[int(line.split(":")[0])], line) for line in wrong]
@@ -200,8 +200,8 @@ CLAIMS: dict[str, tuple[str, tuple[str, ...], Any]] = {
 @pytest.mark.parametrize("name", CLAIMS)
 def test_impossible_settings_in_a_manifest_are_refused(name: str, tmp_path: Path) -> None:
     kind, path, value = CLAIMS[name]
-    old_checkpoint(kind, tmp_path)
-    document = document_of(tmp_path, 2)
+    save_old_checkpoint(kind, tmp_path)
+    document = read_document(tmp_path, 2)
     parent = document
     for key in path[:-1]:
         parent = parent[key]
@@ -214,7 +214,7 @@ def test_impossible_settings_in_a_manifest_are_refused(name: str, tmp_path: Path
 def forge(path: Path, count: int, seed: int) -> None:
     for kind in KINDS:
         root = path / kind
-        old_checkpoint(kind, root)
+        save_old_checkpoint(kind, root)
         outcomes, slowest, grown, wrong = apart(read_forged, root, -(-count // len(KINDS)), seed, timeout=7200)
         tell(f"C4: {kind}, manifests {dict(outcomes)}, {slowest:.2f} s, {grown:.0f} MiB, seed {seed}")
         assert not wrong, wrong[:5]
@@ -240,7 +240,7 @@ def read_states(kind: str, root: Path, count: int, seed: int) -> tuple[Counter[s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for i in range(count):
-            what = forged_state(original, rng)
+            what = forge_state_arrays(original, rng)
             try:
                 buffer = rl.load(root, number=2)
                 outcomes["loaded"] += 1
@@ -269,7 +269,7 @@ def use_loaded_buffer(kind: str, buffer: Any) -> None:
 def forge_states(path: Path, count: int, seed: int) -> None:
     for kind in KINDS:
         root = path / kind
-        old_checkpoint(kind, root)
+        save_old_checkpoint(kind, root)
         outcomes, wrong = apart(read_states, kind, root, -(-count // len(KINDS)), seed, timeout=7200)
         tell(f"C4: {kind}, states {dict(outcomes)}, seed {seed}")
         assert not wrong, wrong[:5]
@@ -360,7 +360,7 @@ def test_impossible_numbers_are_refused_by_name(name: str, tmp_path: Path) -> No
 
 
 def advanced_checkpoint(kind: str, root: Path) -> None:
-    """Save as `old_checkpoint` does, but within an epoch and with stored final observations."""
+    """Save as `save_old_checkpoint` does, but within an epoch and with stored final observations."""
     buffer = KINDS[kind].make()
     for n in range(26):
         KINDS[kind].act(buffer, n)
@@ -378,7 +378,7 @@ class Planted:
         return os.system, ("exit 3",)
 
 
-def planted(root: Path, outside: Path, what: str) -> None:
+def plant(root: Path, outside: Path, what: str) -> None:
     """Replace a file or folder by something else."""
     name, kind = what.split(" as ")
     target = {
@@ -438,8 +438,8 @@ def watch_load(root: Path) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("what", [*PLANTS, "folder as link", "folder as fifo"])
 def test_planted_files_are_refused_and_nothing_outside_is_touched(what: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    old_checkpoint("prioritized", root)
-    planted(root, tmp_path / "outside", what)
+    save_old_checkpoint("prioritized", root)
+    plant(root, tmp_path / "outside", what)
     refusal, seen = apart(watch_load, root)
     assert refusal in ("CorruptCheckpoint", "IncompatibleCheckpoint")
     assert seen == []
@@ -455,15 +455,15 @@ def check_tells(root: Path) -> bool:
 
 def test_a_whole_checkpoint_is_loaded_without_code_and_from_its_folder_alone(tmp_path: Path) -> None:
     for kind in KINDS:
-        old_checkpoint(kind, tmp_path / kind)
+        save_old_checkpoint(kind, tmp_path / kind)
         assert apart(watch_load, tmp_path / kind) == ("loaded", [])
 
 
 def test_any_damaged_manifest_is_skipped(tmp_path: Path) -> None:
     for what in PLANTS[:5]:
         root = tmp_path / what
-        old_checkpoint("uniform", root)
-        planted(root, tmp_path / f"{what} outside", what)
+        save_old_checkpoint("uniform", root)
+        plant(root, tmp_path / f"{what} outside", what)
         with pytest.warns(UserWarning, match="skipped a damaged checkpoint and loaded number 1"):
             rl.load(root)
 
@@ -472,8 +472,8 @@ def test_any_damaged_manifest_is_skipped(tmp_path: Path) -> None:
 def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
     def changed(kind: str, edit: Any) -> Path:
         root = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        old_checkpoint(kind, root)
-        document = document_of(root, 2)
+        save_old_checkpoint(kind, root)
+        document = read_document(root, 2)
         edit(document)
         write(root, 2, body_of(document), version=document["format"])
         return root
@@ -492,7 +492,7 @@ def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
                 rl.load(root, number=2)
             count += 1
         root = tmp_path / f"format {kind}"
-        old_checkpoint(kind, root)
+        save_old_checkpoint(kind, root)
         (root / "FORMAT").write_bytes(b"recollect checkpoint 2\n")
         with pytest.raises(rl.IncompatibleCheckpoint, match="FORMAT: expected format 1 at most, got 2"):
             rl.load(root)
@@ -537,7 +537,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_load_explains_requests_that_it_cannot_fulfil(name: str, tmp_path: Path) -> None:
     kind, arguments, words = ARGUMENTS[name]
-    old = old_checkpoint(kind, tmp_path)
+    old = save_old_checkpoint(kind, tmp_path)
     with pytest.raises(rl.IncompatibleCheckpoint, match=words):
         rl.load(tmp_path, **arguments)
     assert equal(digest(rl.load(tmp_path)), old)
@@ -546,7 +546,7 @@ def test_load_explains_requests_that_it_cannot_fulfil(name: str, tmp_path: Path)
 @pytest.mark.promise("C10")
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_little_memory_is_a_typed_error(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = old_checkpoint(kind, tmp_path)
+    old = save_old_checkpoint(kind, tmp_path)
     monkeypatch.setattr("relive.storage.allocator.available_bytes", lambda: 100)
     with pytest.raises(rl.IncompatibleCheckpoint, match="the buffer does not fit into the memory of this machine"):
         rl.load(tmp_path)
@@ -556,7 +556,7 @@ def test_too_little_memory_is_a_typed_error(kind: str, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_device_is_a_typed_error(kind: str, tmp_path: Path) -> None:
-    old_checkpoint(kind, tmp_path)
+    save_old_checkpoint(kind, tmp_path)
     name = "mps" if torch.cuda.is_available() else "cuda"
     with pytest.raises(rl.IncompatibleCheckpoint, match=f"device: expected a device of this machine, got '{name}"):
         rl.load(tmp_path, device=name)

@@ -19,8 +19,8 @@ import pytest
 
 import relive as rl
 from tests.checkpoint.traffic import KINDS
-from tests.faults.checkpoint.disk import old_checkpoint
-from tests.faults.checkpoint.forgery import State, body, document_of, forged, forged_state, write
+from tests.faults.checkpoint.disk import save_old_checkpoint
+from tests.faults.checkpoint.forgery import State, body, forge_document, forge_state_arrays, read_document, write
 from tests.faults.checkpoint.test_c_files import CHECK, use_loaded_buffer
 from tests.faults.processes import apart
 from tests.totals import SEED, tell, trials
@@ -31,12 +31,12 @@ _HOSTILE = [b"\x00" * 8, b"\xff" * 8, b"\x01" + b"\x00" * 7, b"\x00" * 7 + b"\x7
 
 
 def forge_manifest(root: Path, rng: random.Random) -> str:
-    write(root, 2, body(forged(document_of(root, 2), rng)))
+    write(root, 2, body(forge_document(read_document(root, 2), rng)))
     return "a manifest"
 
 
 def forge_state(root: Path, rng: random.Random) -> str:
-    return forged_state(State(root, 2), rng)
+    return forge_state_arrays(State(root, 2), rng)
 
 
 def forge_folder(root: Path, rng: random.Random) -> str:
@@ -65,7 +65,7 @@ def forge_commit(root: Path, rng: random.Random) -> str:
         if not head:
             continue
         if rng.random() < 0.7:
-            head = body(forged(json.loads(head), rng))
+            head = body(forge_document(json.loads(head), rng))
         elif rest:
             at = rng.randrange(len(rest))
             rest = rest[:at] + rng.choice(_HOSTILE) + rest[at + 8 :] if rng.random() < 0.8 else rest[:at]
@@ -92,7 +92,7 @@ def forge_once(root: Path, rng: random.Random) -> tuple[str, str, str]:
     if is_disk:
         make_disk(root, rng)
     else:
-        old_checkpoint(kind, root)
+        save_old_checkpoint(kind, root)
     forges = (forge_commit, forge_array) if is_disk else (forge_manifest, forge_state, forge_folder)
     what = f"{kind}: {rng.choice(forges)(root, rng)}"
     try:

@@ -16,7 +16,7 @@ from relive.storage.files import Files
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint import test_a_crashes as a
 from tests.faults.checkpoint import test_c_files as c
-from tests.faults.checkpoint.disk import loaded, old_checkpoint, state_of
+from tests.faults.checkpoint.disk import load_digest, read_state, save_old_checkpoint
 
 pytestmark = pytest.mark.thorough
 
@@ -65,7 +65,7 @@ POWER: dict[str, Broken] = {
 @pytest.mark.parametrize("name", POWER)
 def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = POWER[name]
-    old_checkpoint("prioritized", tmp_path / "first")
+    save_old_checkpoint("prioritized", tmp_path / "first")
     # An operation that does nothing must be missing from the log.
     if broken[0] is Files:
         original = a.after_power_loss
@@ -104,7 +104,7 @@ def test_the_length_check_goes_red_without_sizes(tmp_path: Path, monkeypatch: py
 def test_the_state_check_goes_red_without_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, where in (("uniform", rl.ReplayBuffer), ("rollout", rl.RolloutBuffer)):
         with monkeypatch.context() as patch:
-            old_checkpoint(kind, tmp_path / kind)
+            save_old_checkpoint(kind, tmp_path / kind)
             patch.setattr(where, "check", _nothing)
             assert c.read_states(kind, tmp_path / kind, 150, 0)[1], kind
 
@@ -114,8 +114,8 @@ def test_a_loader_that_follows_links_is_detected(tmp_path: Path, monkeypatch: py
         return os.open(self.root / name, os.O_RDONLY)
 
     root = tmp_path / "root"
-    old = old_checkpoint("prioritized", root)
-    c.planted(root, tmp_path / "outside", "state as link")
+    old = save_old_checkpoint("prioritized", root)
+    c.plant(root, tmp_path / "outside", "state as link")
     with pytest.raises(rl.CorruptCheckpoint):
         rl.load(root, number=2)
     monkeypatch.setattr(Files, "open", follow)
@@ -123,16 +123,16 @@ def test_a_loader_that_follows_links_is_detected(tmp_path: Path, monkeypatch: py
         # The size of the link itself is checked first.
         rl.load(root, number=2)
     monkeypatch.setattr(Files, "_status", lambda self, name: os.stat(self.root / name))
-    assert equal(loaded(root), old), "the canary loads what lies outside"
+    assert equal(load_digest(root), old), "the canary loads what lies outside"
 
 
 def test_the_simulated_disk_reproduces_a_complete_save(tmp_path: Path) -> None:
-    old_checkpoint("distillation", tmp_path)
-    recorded, start = a.Recorded(), state_of(tmp_path)
+    save_old_checkpoint("distillation", tmp_path)
+    recorded, start = a.RecordedSave(), read_state(tmp_path)
     buffer = a.load_and_change("distillation", tmp_path)
     a.save(buffer, tmp_path, files=recorded.files)
     log = [*recorded.log, *(("sync_folder", 0, folder) for folder in start)]
-    end, real = a.after_power_loss(start, log, random.Random(0)), state_of(tmp_path)
+    end, real = a.after_power_loss(start, log, random.Random(0)), read_state(tmp_path)
     assert {folder: end[folder] for folder in COMMITTED} == {folder: real[folder] for folder in COMMITTED}
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS
-from tests.faults.checkpoint.disk import change, killed_at, load_and_change
+from tests.faults.checkpoint.disk import change, load_and_change, make_killing_files
 
 
 def save_until(kind: str, root: Path, point: int) -> None:
     """Load the newest checkpoint, change and save the buffer, and die at an operation."""
-    save(load_and_change(kind, root), root, files=killed_at(point))
+    save(load_and_change(kind, root), root, files=make_killing_files(point))
 
 
 def save_first(kind: str, root: Path, point: int) -> None:
@@ -19,7 +19,7 @@ def save_first(kind: str, root: Path, point: int) -> None:
     buffer = KINDS[kind].make()
     for n in range(17):
         KINDS[kind].act(buffer, n)
-    save(buffer, root, files=killed_at(point))
+    save(buffer, root, files=make_killing_files(point))
 
 
 def save_until_killed(kind: str, root: Path, ready: Path) -> None:

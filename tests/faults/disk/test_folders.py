@@ -28,7 +28,7 @@ from tests.totals import SEED, tell, trials
 LAYOUT = Layout(3, 40, options={"sampler": rl.Prioritized()})
 
 
-def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
+def make_disk_memory(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
     """Create disk memory with rows; return the arguments of `verify`."""
     layout = LAYOUT
     replay, clock = layout.make(rl.Memory.disk(root)), np.zeros(layout.envs, np.int64)
@@ -61,7 +61,7 @@ def damage(root: Path, template: Path) -> None:
 
 
 def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
-    lives = made(tmp_path / "whole")
+    lives = make_disk_memory(tmp_path / "whole")
     count = 0
     for path in sorted((tmp_path / "whole").iterdir()):
         for change in (-1, 1, -4096, 4096, None):
@@ -85,7 +85,7 @@ def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("closes", "count"), select((True, 50), of=[(True, 50), (True, 150), (False, 150)]))
 def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool, count: int) -> None:
-    lives = made(tmp_path / "whole", closes=closes)
+    lives = make_disk_memory(tmp_path / "whole", closes=closes)
     rng, outcomes = random.Random(SEED), Counter[str]()
     files = [path for path in sorted((tmp_path / "whole").iterdir()) if path.stat().st_size]
     for trial in range(trials("DISK_BITS", count)):
@@ -104,7 +104,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool, count:
 
 
 def test_check_detects_every_flipped_bit_of_a_stored_row(tmp_path: Path) -> None:
-    made(tmp_path / "whole")
+    make_disk_memory(tmp_path / "whole")
     layout, rng = LAYOUT, random.Random(SEED)
     with rl.load(tmp_path / "whole", rl.ReplayBuffer) as replay:
         slots = replay.storage.locate(replay.ids()).tolist()
@@ -120,7 +120,7 @@ def test_check_detects_every_flipped_bit_of_a_stored_row(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("what", ["symlink", "fifo", "folder"])
 def test_folders_with_foreign_files_are_refused(tmp_path: Path, what: str) -> None:
-    made(tmp_path / "memory")
+    make_disk_memory(tmp_path / "memory")
     target = tmp_path / "memory" / "column0"
     shutil.move(target, tmp_path / "elsewhere")
     if what == "symlink":
@@ -159,7 +159,7 @@ def test_files_without_an_extension_are_not_swept(tmp_path: Path, beside: str, n
 def test_remains_of_an_interrupted_creation_are_removed(tmp_path: Path) -> None:
     for name in ("LOCK", "column0", "ring.head", "sampler.numbers", "FORMAT.new"):
         (tmp_path / name).write_bytes(b"half")
-    made(tmp_path)
+    make_disk_memory(tmp_path)
     assert not (tmp_path / "FORMAT.new").exists()
 
 
@@ -175,7 +175,7 @@ def test_remains_of_an_interrupted_creation_are_removed(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_that_lead_out_of_the_memory_are_not_followed(tmp_path: Path, name: str, change: Any) -> None:
-    lives = made(tmp_path / "memory", closes=False)
+    lives = make_disk_memory(tmp_path / "memory", closes=False)
     values = np.memmap(tmp_path / "memory" / f"ring.{name}", np.int64, "r+")
     change(values)
     del values
@@ -184,7 +184,7 @@ def test_numbers_that_lead_out_of_the_memory_are_not_followed(tmp_path: Path, na
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
 def test_a_folder_without_a_format_file_is_not_emptied(tmp_path: Path, damage: str) -> None:
-    made(tmp_path / "memory")
+    make_disk_memory(tmp_path / "memory")
     if damage == "missing":
         (tmp_path / "memory" / "FORMAT").unlink()
     else:
@@ -198,7 +198,7 @@ def test_a_folder_without_a_format_file_is_not_emptied(tmp_path: Path, damage: s
 
 
 def test_two_damaged_commits_are_corrupt(tmp_path: Path) -> None:
-    lives = made(tmp_path / "memory")
+    lives = make_disk_memory(tmp_path / "memory")
     older = tmp_path / "memory" / ("commit0", "commit1")[newest_commit(tmp_path / "memory").number % 2 - 1]
     older.write_bytes(b"no commit")
     assert outcome(tmp_path / "memory", lives) == "exact"
@@ -307,7 +307,7 @@ def fail_reads_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unreadable_commit_does_not_count_as_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read error may be temporary: falling back to the older commit would lose acknowledged rows."""
-    lives = made(tmp_path / "memory")
+    lives = make_disk_memory(tmp_path / "memory")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
     with monkeypatch.context() as patch:
         fail_reads_of(newest_commit(tmp_path / "memory").name, patch)
@@ -319,7 +319,7 @@ def test_an_unreadable_commit_does_not_count_as_torn(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("name", ["commit0", "commit1"])
 def test_an_unreadable_commit_deletes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    made(tmp_path / "memory")
+    make_disk_memory(tmp_path / "memory")
     (tmp_path / "memory" / "FORMAT").unlink()
     others = [other for other in ("commit0", "commit1") if other != name]
     (tmp_path / "memory" / others[0]).unlink()

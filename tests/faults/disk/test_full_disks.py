@@ -21,7 +21,7 @@ N = 3
 SIZE = 2 << 20
 
 
-def made(root: Path, sampler: Any = None, **options: Any) -> rl.ReplayBuffer:
+def make_buffer(root: Path, sampler: Any = None, **options: Any) -> rl.ReplayBuffer:
     """Return a buffer that uses everything that commits contain."""
     return rl.ReplayBuffer(
         60, {"x": 2, "image": rl.Field((16, 16), torch.uint8)}, 1, num_envs=N, sampler=sampler, seed=0,
@@ -50,7 +50,7 @@ def step(replay: rl.ReplayBuffer, t: int) -> None:
         replay.stage(obs=obs_at(t + 1))
 
 
-def lasting(replay: rl.ReplayBuffer) -> Any:
+def comparable_state(replay: rl.ReplayBuffer) -> Any:
     """Return the state of a buffer without epoch ids of dropped rows, which reopening removes."""
     config, values, arrays, rows = digest(replay)
     return config, values, {name: x for name, x in arrays.items() if name != "sampler.ids"}, rows
@@ -68,7 +68,7 @@ def live_through_full_disk(sampler: str, tmp_path: Path) -> tuple[int, bool]:
     """Add and commit on a full disk; return the number of commits."""
     commits = 0
     with small_disk(tmp_path / "disk", SIZE) as disk:
-        replay = made(disk.root / "replay", SAMPLERS[sampler]())
+        replay = make_buffer(disk.root / "replay", SAMPLERS[sampler]())
         for t in range(48):
             disk.fill()
             # `add` commits from time to time.
@@ -85,12 +85,12 @@ def live_through_full_disk(sampler: str, tmp_path: Path) -> tuple[int, bool]:
                 commits += 1
         disk.fill()
         replay.load_state_dict(replay.state_dict())
-        whole = lasting(replay)
+        whole = comparable_state(replay)
         disk.fill()
         replay.close()
         disk.fill()
         with rl.load(disk.root / "replay", rl.ReplayBuffer) as again:
-            assert equal(lasting(again), whole)
+            assert equal(comparable_state(again), whole)
             step(again, 48)
         return commits, disk.is_real
 
@@ -119,7 +119,7 @@ def test_a_disk_without_room_for_commits_is_refused_when_the_buffer_is_made(tmp_
         for nbytes in range(0, 256 << 10, 8 << 10):
             (disk.root / "other").write_bytes(bytes(nbytes))
             try:
-                made(disk.root / "replay").close()
+                make_buffer(disk.root / "replay").close()
             except MemoryError:
                 assert {path.name for path in disk.root.rglob("replay/*")} <= {"LOCK"}
                 refused += 1
@@ -142,7 +142,7 @@ class Growing(rl.Uniform):
 @pytest.mark.promise("B3")
 def test_a_state_beyond_the_reserved_space_is_a_typed_error_that_loses_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
-        replay = made(disk.root / "replay", Growing())
+        replay = make_buffer(disk.root / "replay", Growing())
         sampler: Any = replay.sampler
         for t in range(10):
             step(replay, t)

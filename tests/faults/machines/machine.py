@@ -23,7 +23,7 @@ from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import digest as contents
 from tests.checkpoint.traffic import equal
-from tests.faults.checkpoint.disk import before
+from tests.faults.checkpoint.disk import watch_files
 from tests.faults.digest import digest
 
 WrongCall = Callable[[], object]
@@ -122,7 +122,7 @@ class Machine(RuleBasedStateMachine):
         then = contents(self.buffer)
         try:
             with another_lineage():
-                number = save(self.buffer, self.root, keep=keep, files=before(fail))
+                number = save(self.buffer, self.root, keep=keep, files=watch_files(fail))
         except rl.CheckpointError:
             there = self._numbers()
             assert set(self.saved) <= set(there), "a save that failed has removed a checkpoint"
