@@ -34,7 +34,7 @@ from relive.schema.conversion import as_indexable
 from relive.storage import Memory
 from relive.storage.allocator import request_large_pages
 from relive.storage.codec import Node, array_info, require_bool_bytes, writable_memory
-from relive.storage.disk import holds_disk_memory
+from relive.storage.disk import is_disk_memory
 from relive.storage.files import Files, is_read_error
 
 if TYPE_CHECKING:
@@ -263,12 +263,12 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
     return segments
 
 
-def _require_all(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
-    """Raise unless `holds` [N] is true in every environment."""
-    if not bool(holds.all()):
-        env = int((~holds).int().argmax())
+def _require_all(is_valid: torch.Tensor, where: str, label: str, expected: torch.Tensor, got: torch.Tensor) -> None:
+    """Raise unless `is_valid` [N] is true in every environment."""
+    if not bool(is_valid.all()):
+        env = int((~is_valid).int().argmax())
         place = f"{where}, environment {env}"
-        raise CorruptCheckpoint(explain(place, f"{what} {int(expected[env])}", int(got[env]), "Copy it again."))
+        raise CorruptCheckpoint(explain(place, f"{label} {int(expected[env])}", int(got[env]), "Copy it again."))
 
 
 def _read_segment(
@@ -283,9 +283,10 @@ def _read_segment(
             expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
         _require_all(stop <= rows.stop, where, "rows up to", rows.stop, stop)
-        pieces = segment.slot_pieces()
-        masks: Sequence[torch.Tensor | None] = [None] * len(pieces)
-        if bool((first < rows.first).any()):
+        if bool((first >= rows.first).all()):
+            pieces: Sequence[Any] = segment.slot_pieces()
+            masks: Sequence[torch.Tensor | None] = [None] * len(pieces)
+        else:
             # Rows before `rows.first` are not stored: newer rows have their slots.
             row, env = segment.row_numbers()
             pieces = segment.flat_slots().split(segment.rows_per_piece)
@@ -366,13 +367,3 @@ def _require_class(where: str, kind: type | None, name: str) -> None:
     if kind is not None and BUFFER_CLASSES.get(name) is not kind:
         remedy = "Load it without kind, or look for the right folder."
         raise IncompatibleCheckpoint(explain(where, f"a {kind.__name__}", f"a {name}", remedy))
-
-
-def is_disk_memory(root: Path) -> bool:
-    """Whether a folder contains disk memory; False if its file FORMAT is missing, damaged or of checkpoints."""
-    try:
-        return holds_disk_memory(Files(root))
-    except CorruptCheckpoint as error:
-        if is_read_error(error):
-            raise
-        return False

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relive.checkpoint.archive import Archive
-from relive.checkpoint.loading import is_disk_memory, load
+from relive.checkpoint.loading import load
 from relive.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -20,7 +20,7 @@ from relive.errors import (
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Counted, Prioritized, Uniform
 from relive.replay.samplers.registry import STAND_INS
-from relive.storage.disk import newest_commit
+from relive.storage.disk import is_disk_memory, newest_commit
 
 
 def load_read_only(path: str | PathLike[str], *, number: int | None = None) -> Any:

@@ -138,7 +138,7 @@ class DiskAllocator(Allocator):
         self._last_commit: Commit | None = None
         """The commit from which the buffer is recovered; None in a new folder."""
         with self._closed_on_error(str(root)):
-            if holds_disk_memory(self._files):
+            if _has_disk_format(self._files):
                 self._last_commit = self._read_last_commit(config)
             else:
                 self._remove_incomplete()
@@ -180,7 +180,7 @@ class DiskAllocator(Allocator):
         """Raise if a folder without FORMAT contains files of other programs."""
         names = self._files.names("")
         if FORMAT in names:
-            holds_disk_memory(self._files)
+            _has_disk_format(self._files)
             return
         regular_names = self._files.regular_names("") if names else []
         foreign_names = [name for name in names if name not in regular_names or not _FILE_NAME_PATTERN.fullmatch(name)]
@@ -536,8 +536,18 @@ def _forget_forked() -> None:
 os.register_at_fork(after_in_child=_forget_forked)
 
 
-def holds_disk_memory(files: Files) -> bool:
-    """Whether a folder contains disk memory; raise if its file FORMAT is damaged, foreign or too new."""
+def is_disk_memory(root: Path) -> bool:
+    """Whether a folder contains disk memory; False if its file FORMAT is missing, damaged or of checkpoints."""
+    try:
+        return _has_disk_format(Files(root))
+    except CorruptCheckpoint as error:
+        if is_read_error(error):
+            raise
+        return False
+
+
+def _has_disk_format(files: Files) -> bool:
+    """Whether a folder has a file FORMAT; raise unless its contents are those of disk memory."""
     try:
         contents = files.contents(FORMAT, MAX_FIRST_LINE_BYTES)
     except FileNotFoundError:
