@@ -224,7 +224,8 @@ def test_inspect_reads_disk_memory_without_changing_it(
         replay.update_priority(torch.arange(5), torch.tensor([1.0, 1, 1, 1e9, 1]))
     if is_closed:
         replay.close()
-    del replay  # as if killed
+    # Without `close`, the files are as a killed process leaves them.
+    del replay
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     actual = json.loads(capsys.readouterr().out)
@@ -272,7 +273,8 @@ def test_control_characters_are_shown() -> None:
 
 @pytest.mark.parametrize("name", [CLEARS, MARKUP], ids=["controls", "markup"])
 def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fields, observers):  # which refuse such names
+    # Both modules would refuse the name.
+    for module in (fields, observers):
         monkeypatch.setattr(module, "NAME_PATTERN", re.compile(".*", re.DOTALL))
     stats = rl.EpisodeStats(None, metrics=(name,), reasons=())
     replay = rl.ReplayBuffer(8, 2, 1, extra={name: ()}, stats=stats, seed=0)

@@ -28,8 +28,9 @@ PASSED, DIFFERED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 def main(argv: Sequence[str] | None = None, prog: str = "relive-conformance") -> int:
     """Run the cases, print and write the report, and return whether the subject passed."""
     arguments = make_parser(prog).parse_args(argv)
+    # Characters that the encoding of the output lacks become "?".
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a character that the output cannot encode becomes "?"
+        sys.stdout.reconfigure(errors="replace")
     try:
         if not arguments.json:
             arguments.out.mkdir(parents=True, exist_ok=True)

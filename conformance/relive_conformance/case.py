@@ -60,7 +60,7 @@ class Case:
         return Outcome(PASSES)
 
     def require(self, subject: Any) -> bool:
-        """Raise `Differs` if the subject of `as_adapter` does not pass; returns False if it does not offer the case."""
+        """Raise `Differs` if the subject of `as_adapter` does not pass; return False if it does not offer the case."""
         from relive_conformance.target import as_adapter  # noqa: PLC0415 (a target may be made of cases' own parts)
 
         outcome = self.run(as_adapter(subject))

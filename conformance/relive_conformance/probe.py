@@ -17,7 +17,7 @@ BATCH = 32
 
 
 def require(capability: T | None, what: str) -> T:
-    """Return the capability; raise a `NotOffered` with its name if it is None."""
+    """Return a capability of an adapter; raise a `NotOffered` with its name if it is None."""
     if capability is None:
         raise NotOffered(f"no {what}")
     return capability

@@ -100,7 +100,7 @@ def scripts(random: np.random.Generator, num_envs: int, num_steps: int) -> list[
 
 
 def same_transitions(batch: ReplayBatch, scenario: Scenario, names: Sequence[str] = LEARNED) -> list[Row]:
-    """Raise `Differs` unless every drawn row was added, with its next observation and fields; returns the rows."""
+    """Raise `Differs` unless every drawn row was added, with its next observation and fields; return the rows."""
     rows = scenario.rows_of(batch.obs)
     expected = scenario.at(rows)
     for i, row in enumerate(rows):

@@ -99,7 +99,7 @@ def many_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
     return store, {}
 
 
-def lying_zip(folder: Path) -> tuple[Path, dict[str, Any]]:
+def zip_with_false_size(folder: Path) -> tuple[Path, dict[str, Any]]:
     small_store(folder, "s.zip")
     path, body = folder / "s.zip", bytes(1 << 29)
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / "t.zip", "w") as new:
@@ -123,7 +123,7 @@ def demonstration(folder: Path) -> Any:
 
 
 def shared_text(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Make an array of texts that all refer to the same megabyte."""
+    """Write an HDF5 array of texts that all refer to the same megabyte."""
     rows = 20_000
     with h5py.File(folder / "f.hdf5", "w") as file:
         demo = file.create_group("data/demo_0")
@@ -140,7 +140,7 @@ def shared_text(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def swelling_chunk(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Make a chunk for 16 bytes that inflates to 1 GiB."""
+    """Write an HDF5 chunk of 16 bytes that inflates to 1 GiB."""
     with demonstration(folder) as file:
         del file["data/demo_0/rewards"]
         data = file.create_dataset("data/demo_0/rewards", (4,), np.float32, chunks=(4,), compression="gzip")
@@ -266,11 +266,11 @@ def metadata(path: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
     return path, {}
 
 
-def claimed_steps(folder: Path) -> tuple[Path, dict[str, Any]]:
+def huge_step_count(folder: Path) -> tuple[Path, dict[str, Any]]:
     return metadata(minari_dataset(folder), total_steps=1 << 33)
 
 
-def claimed_space(folder: Path) -> tuple[Path, dict[str, Any]]:
+def huge_space(folder: Path) -> tuple[Path, dict[str, Any]]:
     space = {"type": "Box", "dtype": "float32", "shape": [1 << 29], "low": 0.0, "high": 1.0}
     return metadata(minari_dataset(folder), observation_space=json.dumps(space))
 
@@ -292,7 +292,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], tuple[Path, dict[str, Any]]], str]] 
     "chunks without bound": (unbounded_chunks, "data/obs: expected chunks of at most"),
     "a chunk of zeros": (chunk_of_zeros, "data/obs: expected chunks of at most"),
     "rows without end": (many_rows, "expected steps of at most"),
-    "a zip that lies": (lying_zip, "data/obs/0.0: expected a file that can be read"),
+    "a zip with a false size": (zip_with_false_size, "data/obs/0.0: expected a file that can be read"),
     "a zip of bzip2": (zip_of_bzip2, "expected an entry that is stored or deflated"),
     "a text for all": (shared_text, "text: expected texts of their own"),
     "a chunk that swells": (swelling_chunk, "rewards: chunk .* expected at most 16 bytes"),
@@ -306,8 +306,8 @@ FORGERIES: dict[str, tuple[Callable[[Path], tuple[Path, dict[str, Any]]], str]] 
     "one long list": (one_long_list, "expected pages and lists of at most"),
     "frames without end": (endless_frames, "expected steps of at most"),
     "times as numbers": (times, "action: expected (int64|numbers)"),
-    "steps that are claimed": (claimed_steps, "expected steps of at most"),
-    "a space without bound": (claimed_space, "observation_space: shape: expected at most"),
+    "a huge number of steps": (huge_step_count, "expected steps of at most"),
+    "a space without bound": (huge_space, "observation_space: shape: expected at most"),
     "an info for all": (shared_info, "text: expected texts of their own"),
 }
 QUICK = (
@@ -327,13 +327,13 @@ def forge_all(names: list[str], folder: Path) -> dict[str, tuple[Path, dict[str,
     return actual
 
 
-def costs(datasets: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, tuple[str, str, int]]:
+def measure_costs(datasets: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, tuple[str, str, int]]:
     """Read datasets; return for each the error, its message, and the growth of this process in bytes."""
     import_readers()
-    return {name: cost(*dataset) for name, dataset in datasets.items()}
+    return {name: measure_cost(*dataset) for name, dataset in datasets.items()}
 
 
-def cost(path: Path, options: dict[str, Any]) -> tuple[str, str, int]:
+def measure_cost(path: Path, options: dict[str, Any]) -> tuple[str, str, int]:
     def read() -> tuple[str, str, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -354,9 +354,9 @@ def import_readers() -> None:
 
 
 @pytest.mark.parametrize("part", select("some", of=["some", "all"]))
-def test_small_datasets_that_ask_for_much_are_refused(part: str, tmp_path: Path) -> None:
+def test_small_datasets_that_would_need_much_memory_are_refused(part: str, tmp_path: Path) -> None:
     datasets = apart(forge_all, list(QUICK if part == "some" else FORGERIES), tmp_path)
-    for name, (kind, said, grown) in apart(costs, datasets, timeout=600).items():
+    for name, (kind, said, grown) in apart(measure_costs, datasets, timeout=600).items():
         nbytes = count_bytes(datasets[name][0])
         tell(f"C12: {name}: {nbytes:,} bytes, {kind}, {grown >> 20} MiB")
         assert kind == "SchemaError", (name, kind, said)
@@ -364,7 +364,7 @@ def test_small_datasets_that_ask_for_much_are_refused(part: str, tmp_path: Path)
         assert grown <= memory_budget(nbytes), name
 
 
-def cost_of_damage(name: str, count: int, seed: int, folder: Path) -> tuple[int, int]:
+def measure_damaged_copies(name: str, count: int, seed: int, folder: Path) -> tuple[int, int]:
     """Read damaged copies; return the number of refusals, and the largest excess over the budget in bytes."""
     import_readers()
     refused, most = 0, -(1 << 62)
@@ -389,16 +389,16 @@ def cost_of_damage(name: str, count: int, seed: int, folder: Path) -> tuple[int,
 
 @pytest.mark.parametrize("name", select("d4rl.hdf5", "diffusion_policy.zarr", of=READERS))
 def test_damaged_datasets_take_little_memory(name: str, tmp_path: Path) -> None:
-    measure(name, trials("C12_DAMAGE", 20), tmp_path)
+    assert_within_budget(name, trials("C12_DAMAGE", 20), tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", READERS)
 def test_many_damaged_datasets_take_little_memory(name: str, tmp_path: Path) -> None:
-    measure(name, trials("C12_DAMAGE_LONG", 2_000), tmp_path)
+    assert_within_budget(name, trials("C12_DAMAGE_LONG", 2_000), tmp_path)
 
 
-def measure(name: str, count: int, folder: Path) -> None:
-    refused, most = apart(cost_of_damage, name, count, SEED, folder, timeout=7200)
+def assert_within_budget(name: str, count: int, folder: Path) -> None:
+    refused, most = apart(measure_damaged_copies, name, count, SEED, folder, timeout=7200)
     tell(f"C12: {name}: {count} damaged, {refused} refused, at least {-most >> 20} MiB below the budget, seed {SEED}")
     assert most <= 0

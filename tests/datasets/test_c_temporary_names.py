@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def neighbours(folder: Path, name: str) -> None:
+def make_neighbours(folder: Path, name: str) -> None:
     """Make files and folders with every name that a writer may use."""
     for other in (f"{name}.unfinished", f"{name}.tmp", f"{name}~", f".{name}", f"{name}.part", ".relive-", "tmp"):
         (folder / other).write_text("mine")
@@ -50,7 +50,7 @@ def neighbours(folder: Path, name: str) -> None:
         (folder / f"{other}.d" / name / "file").write_text("mine")
 
 
-def tree(folder: Path) -> dict[str, str | None]:
+def read_tree(folder: Path) -> dict[str, str | None]:
     return {
         str(path.relative_to(folder)): path.read_bytes().hex() if path.is_file() else None for path in folder.rglob("*")
     }
@@ -59,17 +59,19 @@ def tree(folder: Path) -> dict[str, str | None]:
 @pytest.mark.promise("C13")
 @pytest.mark.parametrize("kind", ["file", "folder"])
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_lies_beside_stays(name: str, kind: str, folder: Path, replay: rl.ReplayBuffer) -> None:
-    neighbours(folder, name)
+def test_files_beside_the_target_stay(name: str, kind: str, folder: Path, replay: rl.ReplayBuffer) -> None:
+    make_neighbours(folder, name)
     if kind == "folder":
         (folder / f"{name}.unfinished").unlink()
         (folder / f"{name}.unfinished" / "data").mkdir(parents=True)
         (folder / f"{name}.unfinished" / "data" / "file").write_text("mine")
-    before = tree(folder)
+    before = read_tree(folder)
     WRITERS[name][0](replay, folder / name)
-    after = {path: body for path, body in tree(folder).items() if path.split("/")[0] != name}
+    neighbours_after = {path: body for path, body in read_tree(folder).items() if path.split("/")[0] != name}
     assert (folder / name).exists()
-    assert {path: body for path, body in after.items() if not path.endswith("namespace_metadata.json")} == before
+    for path in [path for path in neighbours_after if path.endswith("namespace_metadata.json")]:
+        del neighbours_after[path]
+    assert neighbours_after == before
 
 
 @pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
@@ -77,41 +79,42 @@ def test_what_lies_beside_stays(name: str, kind: str, folder: Path, replay: rl.R
 def test_a_writer_that_is_interrupted_leaves_nothing(
     name: str, error: BaseException, folder: Path, replay: rl.ReplayBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neighbours(folder, name)
-    before = tree(folder)
+    make_neighbours(folder, name)
+    before = read_tree(folder)
 
-    def broken_off(replay: Any) -> Any:
+    def read_one_episode(replay: Any) -> Any:
         yield next(files.episode_arrays(replay))
         raise error
 
-    monkeypatch.setattr(WRITERS[name][1], "episode_arrays", broken_off)
+    monkeypatch.setattr(WRITERS[name][1], "episode_arrays", read_one_episode)
     with pytest.raises(type(error)):
         WRITERS[name][0](replay, folder / name)
-    assert tree(folder) == before
+    assert read_tree(folder) == before
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_is_there_is_refused_and_stays(name: str, folder: Path, replay: rl.ReplayBuffer) -> None:
+def test_an_existing_target_is_refused_and_stays(name: str, folder: Path, replay: rl.ReplayBuffer) -> None:
     for make in (Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")):
         make(folder / name)
-        before = tree(folder)
-        with pytest.raises((OSError, ValueError)):  # Minari raises a ValueError
+        before = read_tree(folder)
+        # Minari raises a ValueError, all others an OSError.
+        with pytest.raises((OSError, ValueError)):
             WRITERS[name][0](replay, folder / name)
-        assert tree(folder) == before
+        assert read_tree(folder) == before
         (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "small-v0"])
-def test_of_two_writers_to_one_path_one_wins_whole(
+def test_one_of_two_writers_to_the_same_path_writes_a_whole_dataset(
     name: str, folder: Path, replay: rl.ReplayBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = threading.Barrier(2)
+    barrier = threading.Barrier(2)
     raised: list[BaseException] = []
 
-    def together(replay: Any) -> Any:
-        both.wait(60)
+    def wait_for_other_writer(replay: Any) -> Any:
+        barrier.wait(60)
         yield from files.episode_arrays(replay)
-        both.wait(60)
+        barrier.wait(60)
 
     def write() -> None:
         try:
@@ -119,7 +122,7 @@ def test_of_two_writers_to_one_path_one_wins_whole(
         except FileExistsError as error:
             raised.append(error)
 
-    monkeypatch.setattr(WRITERS[name][1], "episode_arrays", together)
+    monkeypatch.setattr(WRITERS[name][1], "episode_arrays", wait_for_other_writer)
     threads = [threading.Thread(target=write) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -129,4 +132,4 @@ def test_of_two_writers_to_one_path_one_wins_whole(
     assert [path.name for path in folder.iterdir()] == [name]
     monkeypatch.undo()
     WRITERS[name][0](replay, folder / f"alone-{name}")
-    assert dict.fromkeys(tree(folder / name)) == dict.fromkeys(tree(folder / f"alone-{name}"))
+    assert dict.fromkeys(read_tree(folder / name)) == dict.fromkeys(read_tree(folder / f"alone-{name}"))

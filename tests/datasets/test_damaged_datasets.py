@@ -62,4 +62,5 @@ def test_damaged_files_are_read_or_refused(name: str, count: int, tmp_path: Path
                 refused += 1
         shutil.rmtree(target.parent)
     assert refused
-    assert refused < count or count < 50  # a small sample may contain no readable copy
+    # All copies of a small number may be unreadable.
+    assert refused < count or count < 50

@@ -27,7 +27,7 @@ def flags(replay: rl.ReplayBuffer) -> list[str]:
 
 
 class TestRobomimic:
-    def test_the_file_of_its_own_writer(self) -> None:
+    def test_a_file_of_the_original_writer_is_read(self) -> None:
         replay = from_hdf5(SAMPLES / "robomimic.hdf5", seed=0)
         assert flags(replay) == ["---c", "--t", "---c"], "a horizon is no end of the task, a success is"
         assert (len(replay), replay.capacity) == (11, 11 + 3)
@@ -88,7 +88,7 @@ class TestRobomimic:
 
 
 class TestD4RL:
-    def test_the_file_of_its_own_writer(self) -> None:
+    def test_a_file_of_the_original_writer_is_read(self) -> None:
         replay = from_hdf5(SAMPLES / "d4rl.hdf5")
         assert flags(replay) == ["----c", "--t", "----c"]
         assert (len(replay), replay.capacity) == (13, 13 + 3)
@@ -117,7 +117,7 @@ class TestD4RL:
         assert first["next_obs"].tolist() == [[0, 1], [0, 2], [0, 3], [0, 4]], "true ones, none of the next episode"
         assert second["next_obs"].tolist() == [[1, 1], [1, 2], [1, 2]], "of a terminated step nothing bootstraps"
 
-    def test_the_choice_is_the_callers(self, tmp_path: Path) -> None:
+    def test_final_obs_decides_about_steps_without_next_observation(self, tmp_path: Path) -> None:
         path = self.write(tmp_path)
         dropped, repeated = (from_hdf5(path, final_obs=choice) for choice in ("drop", "repeat"))
         assert flags(dropped) == ["---c", "--t", "---c"]
@@ -127,7 +127,7 @@ class TestD4RL:
         from_hdf5(path, buffer)
         assert len(buffer) == 13, "imitation needs no next observation"
 
-    def test_a_file_that_breaks_off_inside_an_episode(self, tmp_path: Path) -> None:
+    def test_a_file_may_stop_inside_an_episode(self, tmp_path: Path) -> None:
         ends = np.zeros(13, bool)
         ends[4] = True
         replay = from_hdf5(self.write(tmp_path, timeouts=ends), final_obs="repeat")
@@ -140,14 +140,14 @@ class TestD4RL:
         assert flags(from_hdf5(path, time_limit=5, final_obs="repeat")) == ["----c", "--t", "----c"]
         assert flags(from_hdf5(path, time_limit=3, final_obs="repeat")) == ["--c", "--c", "-t", "--c", "-c"]
 
-    def test_flags_with_an_axis_and_as_numbers(self, tmp_path: Path) -> None:
+    def test_flags_may_be_numbers_with_an_axis(self, tmp_path: Path) -> None:
         with h5py.File(SAMPLES / "d4rl.hdf5") as file:
             changes = {name: file[name][:].astype(np.float32)[:, None] for name in ("terminals", "timeouts", "rewards")}
         replay = from_hdf5(self.write(tmp_path, **changes), final_obs="repeat")
         assert flags(replay) == ["----c", "--t", "----c"]
         assert next(replay.episodes())["reward"].tolist() == [1, 2, 3, 4, 5]
 
-    def test_a_policy_in_the_file_is_no_column(self, tmp_path: Path) -> None:
+    def test_the_policy_in_a_file_is_left_out(self, tmp_path: Path) -> None:
         path = self.write(tmp_path, **{"metadata/policy/fc0/weight": np.zeros((3, 3)), "metadata/algorithm": b"SAC"})
         assert len(from_hdf5(path, final_obs="drop")) == 11
 
@@ -178,7 +178,7 @@ class TestColumns:
         replay = from_hdf5(SAMPLES / "d4rl.hdf5", columns={"infos": None})
         assert "infos" not in replay.columns.keys()
 
-    def test_a_column_that_is_not_there_is_refused(self) -> None:
+    def test_unknown_columns_are_refused(self) -> None:
         words = "d4rl.hdf5: expected one of the columns actions, .* got 'speed'. Correct columns="
         with pytest.raises(rl.SchemaError, match=words):
             from_hdf5(SAMPLES / "d4rl.hdf5", columns={"speed": None})
@@ -192,7 +192,7 @@ class TestColumns:
             with pytest.raises(rl.SchemaError, match="d4rl.hdf5: .*: expected one column per field, got .* twice"):
                 from_hdf5(SAMPLES / "d4rl.hdf5", columns={"infos/qpos": field})
 
-    def test_nothing_is_dropped_silently_into_a_buffer_of_the_callers(self) -> None:
+    def test_columns_and_fields_of_the_callers_buffer_must_match(self) -> None:
         bare = rl.ReplayBuffer(20, obs=2, action=2)
         words = (
             "d4rl.hdf5: infos/action_log_probs: expected a field 'infos' of the buffer, got none. Declare it in extra="
@@ -214,19 +214,19 @@ class TestColumns:
         with pytest.raises(rl.SchemaError, match=words):
             from_hdf5(tmp_path / "f.hdf5")
         assert len(from_hdf5(tmp_path / "f.hdf5", columns={"language": None}, final_obs="drop")) == 2
-        asked: list[str] = []
+        encoded_texts: list[str] = []
 
         def embed(text: str) -> list[float]:
-            asked.append(text)
+            encoded_texts.append(text)
             return [len(text), 1.0]
 
         replay = from_hdf5(tmp_path / "f.hdf5", encode={"language": embed}, final_obs="repeat")
         assert replay[replay.ids()]["language"].tolist() == [[4, 1], [4, 1], [8, 1]]
-        assert asked == ["lift", "place it"], "each text once"
+        assert encoded_texts == ["lift", "place it"], "each text once"
         with pytest.raises(rl.SchemaError, match="language: expected numbers of one shape from encode="):
             from_hdf5(tmp_path / "f.hdf5", encode={"language": lambda text: [0] * len(text)}, final_obs="repeat")
 
-    def test_a_file_of_neither_layout_says_what_is_there(self, tmp_path: Path) -> None:
+    def test_the_error_for_another_layout_names_the_contents(self, tmp_path: Path) -> None:
         with h5py.File(tmp_path / "f.hdf5", "w") as file:
             file["other"] = 1
         words = r"f.hdf5: expected the group 'data' \(robomimic\) or the array 'observations' \(D4RL\), got other"

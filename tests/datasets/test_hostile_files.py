@@ -89,7 +89,7 @@ HOSTILE: dict[str, tuple[Callable[[Any, Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_leads_out_of_the_file_is_refused(
+def test_a_dataset_that_refers_to_other_files_is_refused(
     name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forge, words = HOSTILE[name]

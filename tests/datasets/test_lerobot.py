@@ -21,7 +21,7 @@ SAMPLE = Path(__file__).parent / "samples" / "lerobot"
 NO_VIDEO = {"observation.images.top": None}
 
 
-def test_the_dataset_of_its_own_writer() -> None:
+def test_a_dataset_of_lerobot_is_read() -> None:
     replay = from_lerobot(SAMPLE, columns=NO_VIDEO, seed=0)
     assert (len(replay), replay.capacity) == (12, 12 + 3)
     first, second, third = replay.episodes()
@@ -40,7 +40,7 @@ def test_the_dataset_of_its_own_writer() -> None:
     assert not set(counted) & set(replay.columns.keys())
 
 
-def test_frames_of_a_video_are_nearly_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_video_frames_are_close_to_the_recorded_images(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av", reason='needs PyAV: pip install ".[lerobot]"')
     # The video is read in one block, and row by row.
     for size in (1 << 24, 1):
@@ -54,7 +54,7 @@ def test_frames_of_a_video_are_nearly_what_was_recorded(monkeypatch: pytest.Monk
             assert frames.shape[1:] == (64, 64, 3)
 
 
-def test_columns_that_count_are_there_for_those_who_ask() -> None:
+def test_counter_columns_are_read_if_columns_names_them() -> None:
     replay = from_lerobot(SAMPLE, columns={**NO_VIDEO, "timestamp": "timestamp", "frame_index": "frame"})
     second = list(replay.episodes())[1]
     assert second["frame"].tolist() == [0, 1, 2]
@@ -136,7 +136,7 @@ def test_other_versions_are_refused(change: dict[str, Any], words: str, tmp_path
         from_lerobot(tmp_path / "set")
 
 
-def test_lerobot_itself_reads_what_was_written(tmp_path: Path) -> None:
+def test_the_lerobot_library_reads_a_written_dataset(tmp_path: Path) -> None:
     """Needs lerobot, which needs an older torch than the other tests."""
     lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="needs lerobot, which needs torch < 2.11")
     replay = from_lerobot(SAMPLE, columns=NO_VIDEO)

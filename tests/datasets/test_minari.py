@@ -274,9 +274,6 @@ def test_what_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "5/5" in said
 
 
-# Reports on datasets
-
-
 def test_a_dataset_is_inspected_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     collected()
     folder = tmp_path / "minari" / "test" / "collected-v0"

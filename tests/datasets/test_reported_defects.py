@@ -95,7 +95,8 @@ def test_rewards_with_an_axis_that_other_libraries_write_are_numbers_unless_the_
 def test_steps_that_are_left_out_take_no_room_in_a_rollout(final_obs: Any, tmp_path: Path) -> None:
     read = written(tmp_path)["observations"]
     with h5py.File(tmp_path / "d4rl.hdf5", "r+") as file:
-        del file["next_observations"]  # the last steps of both episodes then have no next observation
+        # Without this array, the last steps of both episodes have no next observation.
+        del file["next_observations"]
     full = rl.RolloutBuffer(6, None, 2, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rl.DataWarning)

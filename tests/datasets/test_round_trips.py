@@ -159,7 +159,7 @@ def test_both_layouts_of_hdf5_keep_cuts_and_extra_fields(layout: Any, tmp_path: 
     assert (len(made), made.capacity) == (12, 12 + 5)
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_unordered_and_empty_buffers_are_refused(tmp_path: Path) -> None:
     stored = rl.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
     for write, name in ((to_hdf5, "to_hdf5"), (to_zarr, "to_zarr"), (FORMATS["lerobot"][0], "to_lerobot")):
         with pytest.raises(rl.SchemaError, match=f"{name}: expected a replay buffer in time order"):

@@ -20,7 +20,7 @@ SAMPLES = Path(__file__).parent / "samples"
 
 
 @pytest.mark.parametrize("name", ["diffusion_policy.zarr", "diffusion_policy.zarr.zip"])
-def test_the_store_of_its_own_writer(name: str) -> None:
+def test_a_store_of_diffusion_policy_is_read(name: str) -> None:
     replay = from_zarr(SAMPLES / name, columns={"n_contacts": "contacts"}, seed=0)
     assert (len(replay), replay.capacity) == (12, 12 + 3)
     first, second, third = replay.episodes()
@@ -45,7 +45,7 @@ def test_a_last_step_can_be_left_out() -> None:
         from_zarr(path, final_obs=None)
 
 
-def test_every_column_that_is_not_named_is_an_observation() -> None:
+def test_columns_without_a_field_of_their_name_are_observations() -> None:
     replay = from_zarr(SAMPLES / "diffusion_policy.zarr")
     assert set(next(replay.episodes())["obs"].keys()) == {"img", "state", "n_contacts"}
     extra = rl.ReplayBuffer(
@@ -92,7 +92,7 @@ def written_by_zarr(path: Path, zarr_format: int, **options: Any) -> dict[str, n
         (3, {"chunk_key_encoding": {"name": "v2", "separator": "."}, "fill_value": 0}),
     ],
 )
-def test_both_formats_of_zarr(zarr_format: int, options: Any, suffix: str, tmp_path: Path) -> None:
+def test_stores_of_both_zarr_formats_are_read(zarr_format: int, options: Any, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"store{suffix}"
     arrays = written_by_zarr(path, zarr_format, **options)
     replay = from_zarr(path, rl.ReplayBuffer(20, {"depth": rl.Field((5, 7), torch.uint16)}, rl.Field(3, torch.float64)))
@@ -105,7 +105,7 @@ def test_both_formats_of_zarr(zarr_format: int, options: Any, suffix: str, tmp_p
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4", "zlib", "gzip", "blosc"])
-def test_every_compressor_of_format_2(codec: str, tmp_path: Path) -> None:
+def test_every_compressor_of_format_2_is_read(codec: str, tmp_path: Path) -> None:
     numcodecs = pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
     written_by_zarr(tmp_path / "s.zarr", 2, compressors=numcodecs.get_codec({"id": codec}))
     assert len(from_zarr(tmp_path / "s.zarr")) == 10
@@ -118,7 +118,7 @@ def test_every_compressor_of_format_2(codec: str, tmp_path: Path) -> None:
         ({"filters": [{"name": "transpose", "configuration": {"order": (0, 1, 2)}}]}, "got 'transpose', 'bytes'"),
     ],
 )
-def test_what_is_not_supported_is_said(options: Any, words: str, tmp_path: Path) -> None:
+def test_unsupported_codecs_are_refused(options: Any, words: str, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", minversion="3", reason="needs zarr 3")
     written_by_zarr(tmp_path / "s.zarr", 3)
     root = zarr.open_group(tmp_path / "s.zarr", mode="a")
@@ -127,7 +127,7 @@ def test_what_is_not_supported_is_said(options: Any, words: str, tmp_path: Path)
         from_zarr(tmp_path / "s.zarr")
 
 
-def test_zarr_itself_reads_what_was_written(tmp_path: Path) -> None:
+def test_the_zarr_library_reads_a_written_store(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", minversion="3", reason="needs zarr 3")
     replay = make_rich_replay()
     to_zarr(replay, tmp_path / "s.zarr")
@@ -138,7 +138,7 @@ def test_zarr_itself_reads_what_was_written(tmp_path: Path) -> None:
     assert np.array_equal(root["data/info_force"][:], rows["info", "force"].numpy())
 
 
-def test_a_store_of_another_layout_says_what_is_there(tmp_path: Path) -> None:
+def test_the_error_for_another_layout_names_the_contents(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(rl.SchemaError, match="empty: expected arrays in 'data', and 'meta/episode_ends', got an empty"):
         from_zarr(tmp_path / "empty")

@@ -38,7 +38,7 @@ class Texts(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.cells.append(data)
 
-    def after(self, name: str) -> str:
+    def cell_after(self, name: str) -> str:
         """Return the cell to the right of the cell `name`."""
         return self.cells[self.cells.index(name) + 1]
 
@@ -61,7 +61,7 @@ def report() -> Report:
     return rl.inspect(replay)
 
 
-def test_it_is_small_self_contained_and_fits_light_and_dark(report: Report) -> None:
+def test_the_card_is_small_self_contained_and_fits_light_and_dark(report: Report) -> None:
     html = report._repr_html_()
     actual = Texts(html)
     assert actual.tags == [], "every tag is closed"
@@ -77,16 +77,16 @@ def test_every_part_of_a_card_is_only_text() -> None:
     assert actual.attributes == {"style"}
 
 
-def test_it_shows_warnings_facts_episodes_and_fields(report: Report) -> None:
+def test_the_card_shows_warnings_facts_episodes_and_fields(report: Report) -> None:
     shown = Texts(report._repr_html_())
     assert any("never change" in cell for cell in shown.cells)
-    assert shown.after("capacity") == "1,200"
-    assert shown.after("environments") == "2"
-    assert shown.after("autoreset") == "NEXT_STEP"
-    assert "Prioritized(alpha=0.6" in shown.after("sampler")
-    assert shown.after("episodes: ends") == "running 2"
-    assert shown.after("reward") == "float32"
-    assert shown.after("obs.frames") == "uint8[8, 8, 4]"
+    assert shown.cell_after("capacity") == "1,200"
+    assert shown.cell_after("environments") == "2"
+    assert shown.cell_after("autoreset") == "NEXT_STEP"
+    assert "Prioritized(alpha=0.6" in shown.cell_after("sampler")
+    assert shown.cell_after("episodes: ends") == "running 2"
+    assert shown.cell_after("reward") == "float32"
+    assert shown.cell_after("obs.frames") == "uint8[8, 8, 4]"
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:
@@ -100,9 +100,9 @@ def test_a_long_table_is_cut_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 << 19, "1.5 MiB"), (5 << 30, "5.00 GiB")]
 )
-def test_sizes_are_told_in_a_fitting_unit(size: int, text: str) -> None:
+def test_sizes_have_a_suitable_unit(size: int, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_the_examples_in_the_words_are_right() -> None:
+def test_the_examples_in_docstrings_are_right() -> None:
     assert doctest.testmod(reports).failed == 0

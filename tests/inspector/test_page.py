@@ -70,7 +70,7 @@ def test_values_and_advantages_have_timelines_of_their_own(tmp_path: Path) -> No
     data = read_page_data(tmp_path / "page.html")
     assert data["browser"]["series"][:4] == ["reward", "value", "advantage", "return"]
     assert read_series(data, 0)["advantage"] == [3, 1, -1]
-    # reward, value, advantage, return, action and 20 observations: 25, of which 16 are drawn
+    # Of 25 series (reward, value, advantage, return, action and 20 observations) the page plots 16.
     assert (len(data["browser"]["series"]), data["browser"]["left_out"]) == (16, 9)
 
 
@@ -91,7 +91,8 @@ def test_a_large_buffer_makes_a_small_page_that_says_what_is_missing(tmp_path: P
 
 
 def test_names_and_reasons_are_data_and_never_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fields, observers):  # which refuse such names
+    # Both modules would refuse the name.
+    for module in (fields, observers):
         monkeypatch.setattr(module, "NAME_PATTERN", re.compile(".*"))
     stats = rl.EpisodeStats(None, reasons=(HOSTILE,))
     replay = rl.ReplayBuffer(9, obs={HOSTILE: 1}, action=(), stats=stats)

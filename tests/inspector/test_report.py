@@ -68,7 +68,7 @@ def test_episodes_of_several_environments_are_in_the_order_of_time() -> None:
     assert episodes["ends"] == {"terminated": 3, "truncated": 0, "cut": 0, "running": 1}
 
 
-def test_many_ends_of_one_environment_do_not_age_its_episodes() -> None:
+def test_episodes_are_ordered_by_time_if_one_environment_ends_often() -> None:
     replay = rl.ReplayBuffer(100, obs=1, action=(), num_envs=2)
     for t in range(20):
         obs = np.array([[t], [100 + t]], np.float32)
@@ -77,7 +77,7 @@ def test_many_ends_of_one_environment_do_not_age_its_episodes() -> None:
     assert curve == [60, 7, *[1] * 13], "the second ended a step before the first, which then ended at every step"
 
 
-def test_an_episode_that_lost_its_beginning_has_no_return() -> None:
+def test_an_episode_without_its_start_has_no_return() -> None:
     replay = rl.ReplayBuffer(4, obs=2, action=rl.Field((), torch.int64))
     play(replay, [1, 1, 1, 1, 1, 1], "terminated")
     actual = rl.inspect(replay).as_dict()
@@ -152,11 +152,11 @@ def test_priorities_and_the_effective_sample() -> None:
     assert priorities["rows_with"] == {"10%": 1, "30%": 1, "60%": 1, "90%": 3}
     assert (priorities["largest"], priorities["zero"], priorities["rows"]) == (0.6, 1, 5)
     assert priorities["cumulative"] == pytest.approx([0.6, 0.8, 0.9, 1.0, 1.0])
-    # 5 rows and the pending observation are written; draws per row are not counted
+    # 20 rows were drawn and 5 rows written; the number of draws of each row is not counted.
     assert actual["reuse"] == {"draws": 20, "per_row": 4.0}
 
 
-def test_reuse_is_counted_where_it_was_asked_for() -> None:
+def test_counted_samplers_report_the_draws_of_each_row() -> None:
     replay = four_episodes(sampler=rl.Counted(rl.WithoutReplacement()))
     replay.sample(10)
     replay.sample(4)
@@ -172,7 +172,8 @@ def test_reuse_is_counted_where_it_was_asked_for() -> None:
 def test_a_rollout_has_its_advantages_and_no_reset_rows() -> None:
     rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), autoreset="NEXT_STEP")
     for t in range(4):
-        ended = np.array([t == 1, False])  # row 2 of the first environment only resets
+        # The first environment ends at step 1, so that its step 2 only resets.
+        ended = np.array([t == 1, False])
         rollout.add(np.full((2, 1), t), np.zeros(2), np.ones(2), ended, np.zeros(2, bool), value=np.zeros(2))
     rollout.compute_advantage(np.zeros(2), gamma=1.0, lam=1.0)
     actual = rl.inspect(rollout).as_dict()
@@ -180,7 +181,7 @@ def test_a_rollout_has_its_advantages_and_no_reset_rows() -> None:
     assert actual["episodes"]["ends"] == {"terminated": 1, "truncated": 0, "cut": 0, "running": 2}
     assert actual["episodes"]["returns"]["mean"] == 2
     fields = {field["name"]: field for field in actual["fields"]}
-    # by hand: 2, 1 | 1 and 4, 3, 2, 1
+    # The advantages are 2, 1 and 1 in the first environment, and 4, 3, 2 and 1 in the second.
     assert fields["advantage"]["mean"] == pytest.approx(14 / 7)
     assert fields["advantage"]["histogram"]["values"] == [1, 2, 3, 4]
     assert fields["advantage"]["histogram"]["counts"] == [3, 2, 1, 1]
@@ -188,7 +189,7 @@ def test_a_rollout_has_its_advantages_and_no_reset_rows() -> None:
     assert actual["reuse"] is None
 
 
-def test_a_rollout_that_goes_on_with_an_episode_has_not_its_beginning() -> None:
+def test_a_rollout_that_continues_an_episode_lacks_its_start() -> None:
     rollout = rl.RolloutBuffer(2, None, obs=1, action=())
     for _ in range(2):
         rollout.clear()
@@ -222,7 +223,7 @@ def test_a_distillation_buffer_has_fields_and_rounds() -> None:
         (lambda: rl.DistillationBuffer(9, obs=1), "rows"),
     ],
 )
-def test_an_empty_buffer_has_a_report_that_says_so(make: Any, what: str, tmp_path: Path) -> None:
+def test_the_report_of_an_empty_buffer_warns(make: Any, what: str, tmp_path: Path) -> None:
     buffer = make()
     actual = rl.inspect(buffer, html=tmp_path / "page.html")
     assert actual.as_dict()["source"]["rows"] == 0
@@ -240,13 +241,13 @@ def test_unordered_rows_have_no_episodes() -> None:
     assert actual["reward"]["zero"] == 0
 
 
-def test_several_agents_are_one_team() -> None:
+def test_rewards_of_several_agents_are_summed() -> None:
     replay = rl.ReplayBuffer(9, obs=1, action=(), reward={"fox": (), "hare": 2})
     replay.add([0], 0.0, {"fox": 1.0, "hare": [10.0, 100.0]}, True, False, next_obs=[1])
     assert rl.inspect(replay).as_dict()["episodes"]["returns"]["mean"] == 111
 
 
-def test_statistics_tell_of_episodes_that_are_gone_and_of_reasons() -> None:
+def test_statistics_include_overwritten_episodes_and_reasons() -> None:
     stats = rl.EpisodeStats(None, reasons=("fall",), metrics=("work",))
     replay = rl.ReplayBuffer(
         4, obs=1, action=(), extra={"fall": rl.Field((), torch.bool), "work": ()}, stats=stats, seed=0
@@ -264,7 +265,7 @@ def test_statistics_tell_of_episodes_that_are_gone_and_of_reasons() -> None:
     assert rl.inspect(replay, stats=other).as_dict()["episodes"]["stats"]["returns"]["mean"] == 3
 
 
-def test_more_than_the_budget_is_read_in_stretches_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_buffers_are_read_in_part_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "READ_VALUES", 600)
     replay = rl.ReplayBuffer(1000, obs=2, action=rl.Field((), torch.int64), seed=0)
     play(replay, [1.0] * 999, "terminated")
@@ -277,9 +278,6 @@ def test_more_than_the_budget_is_read_in_stretches_and_the_report_says_so(monkey
     assert contents["fields"][0]["dimensions"][0]["max"] > 900, "the stretches go to the end"
     assert f"obs[1] never changes: it is 0.5 in the {contents['read']['rows']} rows that were read." in actual.warnings
     assert f"from {contents['read']['rows']} of 999 rows" in str(actual)
-
-
-# What looks odd
 
 
 def make_replay(rows: list[dict[str, Any]], **options: Any) -> rl.ReplayBuffer:
@@ -305,7 +303,7 @@ def never_drawn() -> rl.ReplayBuffer:
     return replay
 
 
-SAYS: dict[str, tuple[Any, str]] = {
+WARNINGS: dict[str, tuple[Any, str]] = {
     "a still observation": (four_episodes, "obs[1] never changes: it is 0.5 in all 10 rows."),
     "a still field": (
         lambda: make_replay([{"action": [2.0]}] * 3),
@@ -347,9 +345,9 @@ SAYS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", SAYS)
-def test_what_looks_odd_is_said_in_words(case: str) -> None:
-    make, sentence = SAYS[case]
+@pytest.mark.parametrize("case", WARNINGS)
+def test_suspicious_data_has_a_warning(case: str) -> None:
+    make, sentence = WARNINGS[case]
     warnings = rl.inspect(make()).warnings
     assert any(warning.startswith(sentence) for warning in warnings), warnings
 
@@ -362,7 +360,7 @@ def test_a_running_episode_has_not_stopped_and_is_in_no_share() -> None:
     assert "truncated 11 (100 %), running 1\n" in str(actual)
 
 
-def test_rows_written_and_the_oldest_row_say_per_what() -> None:
+def test_row_counts_name_the_environments_that_they_cover() -> None:
     replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2)
     for t in range(6):
         obs = np.full((2, 1), t)
@@ -373,7 +371,7 @@ def test_rows_written_and_the_oldest_row_say_per_what() -> None:
     assert re.search(r"written +10 rows so far\n", str(rl.inspect(make_replay([{}] * 10))))
 
 
-def test_nothing_is_said_of_healthy_data() -> None:
+def test_healthy_data_has_no_warnings() -> None:
     rng = np.random.default_rng(0)
     rows = [
         {
@@ -387,7 +385,7 @@ def test_nothing_is_said_of_healthy_data() -> None:
     assert rl.inspect(make_replay(rows, sampler=rl.Prioritized())).warnings == []
 
 
-def test_useless_values_are_told() -> None:
+def test_values_that_explain_nothing_have_a_warning() -> None:
     rollout = rl.RolloutBuffer(8, None, obs=1, action=1)
     for t in range(8):
         rollout.add([t], [t], t % 3, False, False, value=float(t))
@@ -409,10 +407,7 @@ def test_numbers_are_short() -> None:
     assert [number(x) for x in (None, 3.0, 1234567.0, 0.123456, 1e20)] == ["–", "3", "1,234,567", "0.1235", "1e+20"]
 
 
-# Forms
-
-
-@pytest.mark.filterwarnings("ignore:reward. expected finite numbers")  # which is what it is about
+@pytest.mark.filterwarnings("ignore:reward. expected finite numbers")
 def test_the_report_is_json_without_numbers_that_are_none(tmp_path: Path) -> None:
     replay = make_replay([{"obs": [NAN], "reward": math.inf, "next_obs": [1]}, {"reward": NAN}, {}])
     actual = rl.inspect(replay)
@@ -432,14 +427,15 @@ def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "NAME_PATTERN", re.compile(".*"))  # which refuses such names
+    # The schema would refuse the name of this field.
+    monkeypatch.setattr(fields, "NAME_PATTERN", re.compile(".*"))
     replay = rl.ReplayBuffer(9, obs={"[red]x[/red]": 1}, action=())
     replay.add({"[red]x[/red]": [1.0]}, 0.0, 0.0, False, False, next_obs={"[red]x[/red]": [2.0]})
     assert "obs.[red]x[/red]" in str(rl.inspect(replay))
 
 
 @pytest.mark.parametrize("wrap", [lambda sampler: sampler, rl.Counted])
-def test_a_saved_buffer_is_inspected_where_it_lies(wrap: Any, tmp_path: Path) -> None:
+def test_a_saved_buffer_is_inspected_by_its_path(wrap: Any, tmp_path: Path) -> None:
     replay = four_episodes(sampler=wrap(rl.Prioritized(beta=lambda draws: 0.4)))
     replay.save(tmp_path / "run")
     kept = rl.inspect(tmp_path / "run").as_dict()
@@ -451,24 +447,24 @@ def test_a_saved_buffer_is_inspected_where_it_lies(wrap: Any, tmp_path: Path) ->
     assert kept == now
 
 
-def test_a_buffer_under_other_names_is_seen_through() -> None:
+def test_a_compat_buffer_is_inspected_through_its_core() -> None:
     other = apexrl.DistillationBuffer(10, (2,), device="cpu")
     assert rl.inspect(other).as_dict()["source"]["kind"] == "DistillationBuffer"
 
 
-def test_looking_changes_nothing() -> None:
+def test_inspecting_changes_nothing() -> None:
     twin, replay = (four_episodes(sampler=rl.Counted(rl.Prioritized())) for _ in range(2))
     rl.inspect(replay)
     assert bool((replay.sample(6) == twin.sample(6)).all())
     replay.check()
 
 
-def test_other_things_are_refused() -> None:
+def test_other_objects_and_missing_paths_are_refused() -> None:
     with pytest.raises(rl.SchemaError, match="inspect: expected one of ReplayBuffer, .*, got int"):
         rl.inspect(3)
     with pytest.raises(rl.NoCheckpoint):
         rl.inspect("nowhere/at/all")
 
 
-def test_the_examples_in_the_words_are_right() -> None:
+def test_the_examples_in_docstrings_are_right() -> None:
     assert doctest.testmod(report).failed == 0

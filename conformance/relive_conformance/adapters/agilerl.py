@@ -28,7 +28,7 @@ _LEARNED = ("obs", "action", "reward", "done", "next_obs")
 
 
 class AgileRlRecurrent:
-    """`prepare_sequence_tensors` and `get_minibatch_sequences`."""
+    """Adapter of the sequences of `RolloutBuffer`: `prepare_sequence_tensors` and `get_minibatch_sequences`."""
 
     def __init__(self, shape: RolloutShape, length: int) -> None:
         self._shape, self._length = shape, length
@@ -64,7 +64,7 @@ class AgileRlRecurrent:
 
 
 class AgileRlGae:
-    """`compute_returns_and_advantages` of a filled `RolloutBuffer`, with flags as in AgileRL's own collection loop."""
+    """Adapter of `compute_returns_and_advantages`, with flags as in AgileRL's own collection loop."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         num_steps, num_envs = trajectory.reward.shape
@@ -85,7 +85,7 @@ class AgileRlGae:
 
 
 class AgileRlReplay:
-    """`ReplayBuffer`, which draws without replacement below 16,384 rows. Scalars have an axis of length 1."""
+    """Adapter of `ReplayBuffer`, which draws without replacement below 16,384 rows; scalars are [B, 1]."""
 
     draws_from = "draws come from torch's global generator"
 
@@ -133,7 +133,7 @@ class AgileRlReplay:
 
 
 class AgileRlPrioritized(AgileRlReplay):
-    """`PrioritizedReplayBuffer`, weights divided by the largest that any stored row could have."""
+    """Adapter of `PrioritizedReplayBuffer`, which divides weights by the largest possible weight of a stored row."""
 
     extend = None
 
@@ -160,7 +160,7 @@ class AgileRlPrioritized(AgileRlReplay):
 
 
 class AgileRlNStep(AgileRlReplay):
-    """`MultiStepReplayBuffer`, which sums rewards when steps are written."""
+    """Adapter of `MultiStepReplayBuffer`, which sums rewards when steps are written."""
 
     extend = None
 

@@ -1,7 +1,7 @@
 """CleanRL's pattern, which is not a package but a style: plain torch tensors in the training script.
 
 Tensors of [T, N, …] are written row by row, a loop over time computes advantages, and each epoch indexes flattened
-tensors with slices of one shuffled numpy index. `done[t]` says that the episode ended *before* t.
+tensors with slices of one shuffled numpy index. `done[t]` is true if the episode ended *before* step t.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def _fields(shape: ReplayShape) -> dict[str, dict[str, Any]]:
 
 
 class CpprbReplay:
-    """`ReplayBuffer` with explicit next observations, its fastest form."""
+    """Adapter of `ReplayBuffer` with explicit next observations, its fastest form."""
 
     nbytes = None
     draws_from = "draws come from numpy's global generator"
@@ -98,7 +98,7 @@ class _EpisodeReplay(CpprbReplay):
 
 
 class CpprbSavingReplay(_EpisodeReplay):
-    """`next_of="obs"`, and for images `stack_compress="obs"`."""
+    """Adapter of `ReplayBuffer` with `next_of="obs"`, and with `stack_compress="obs"` for images."""
 
     def _make(self, shape: ReplayShape) -> Any:
         if shape.num_envs > 1:
@@ -114,7 +114,7 @@ class CpprbSavingReplay(_EpisodeReplay):
 
 
 class CpprbPrioritized(CpprbReplay):
-    """`PrioritizedReplayBuffer`, weights divided by the largest that any stored row could have.
+    """Adapter of `PrioritizedReplayBuffer`, which divides weights by the largest possible weight of a stored row.
 
     The documentation says that transitions are saved, not priorities.
     """
@@ -147,7 +147,7 @@ class CpprbPrioritized(CpprbReplay):
 
 
 class CpprbStrictlyPrioritized(CpprbPrioritized):
-    """The same with `eps=0` and `check_for_update`, which records the rows overwritten since the last draw."""
+    """Adapter of `PrioritizedReplayBuffer` with `eps=0` and `check_for_update`, which skips stale updates."""
 
     def _make(self, shape: ReplayShape) -> Any:
         return cpprb.PrioritizedReplayBuffer(
@@ -156,7 +156,7 @@ class CpprbStrictlyPrioritized(CpprbPrioritized):
 
 
 class CpprbNStep(CpprbReplay):
-    """`Nstep`, which sums rewards when steps are written; next observations after an end are not to be used.
+    """Adapter of `Nstep`, which sums rewards when steps are written; next observations after an end are not valid.
 
     Its own `done` misses an end at the last step of a window, which a learner would bootstrap through. A copy of it
     that is summed like a reward, `ended`, is positive exactly where a window holds an end.
@@ -180,7 +180,7 @@ class CpprbNStep(CpprbReplay):
 
 
 class CpprbPlainNStep(_EpisodeReplay):
-    """`Nstep` with cpprb's own `done` and explicit ends of episodes."""
+    """Adapter of `Nstep` with cpprb's own `done` and explicit ends of episodes."""
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
         if shape.num_envs > 1:
@@ -190,7 +190,7 @@ class CpprbPlainNStep(_EpisodeReplay):
 
 
 class CpprbHindsight:
-    """`HindsightReplayBuffer`, which writes an episode with its further goals when it ends."""
+    """Adapter of `HindsightReplayBuffer`, which writes an episode with its further goals when it ends."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
         fields = {"obs": {}, "act": {}, "next_obs": {}}

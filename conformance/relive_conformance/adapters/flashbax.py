@@ -3,8 +3,9 @@
 """flashbax: item, prioritised item and trajectory buffers, on the CPU.
 
 Buffers are pure functions over a state, and each draw takes a key. The size of a batch is fixed when a buffer is
-made, so one is made for every size over the same state. Transitions with their own next observation are items;
-importance weights are left to the learner, who gets probabilities: (N · p)^−β over the largest of the batch here.
+made, so the adapter makes one buffer per batch size, all over the same state. Transitions with their own next
+observation are items. flashbax returns probabilities, from which the learner computes the importance weights; here they
+are (N · p)^−β, divided by the largest weight of the batch.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _compiled(buffer: Any) -> Any:
 
 
 class FlashbaxReplay:
-    """`make_item_buffer`."""
+    """Adapter of `make_item_buffer`."""
 
     nbytes = None
     prioritized = False
@@ -109,7 +110,7 @@ class FlashbaxReplay:
 
 
 class FlashbaxPrioritized(FlashbaxReplay):
-    """`make_prioritised_item_buffer`."""
+    """Adapter of `make_prioritised_item_buffer`."""
 
     prioritized = True
 
@@ -131,7 +132,7 @@ class FlashbaxPrioritized(FlashbaxReplay):
 
 
 class FlashbaxSequence(FlashbaxReplay):
-    """`make_trajectory_buffer`: sequences of consecutive steps of one environment."""
+    """Adapter of `make_trajectory_buffer`: sequences of consecutive steps of one environment."""
 
     at_once = 1
     crosses_episodes = "sequences are documented as runs along the time axis; ends of episodes are not its subject"

@@ -59,7 +59,7 @@ class Transitions:
 
     @property
     def ended(self) -> Array:
-        """Bool: this step ended the episode, by termination or truncation."""
+        """Whether each step ended its episode, by termination or truncation."""
         return self.terminated | self.truncated
 
 
@@ -96,7 +96,7 @@ class Replay(Protocol):
         ...
 
     def fill(self, block: Transitions) -> None:
-        """Store steps of a single environment, in time order, in the fastest way; never timed.
+        """Store steps of a single environment, in time order, in the fastest way; benchmarks do not time this method.
 
         If the library has no call for it, the adapter writes into the library's arrays.
         """
@@ -125,7 +125,7 @@ class PrioritizedReplay(Replay, Protocol):
     """A replay buffer that draws transitions in proportion to priority^ALPHA."""
 
     def priority(self, values: Array) -> Any:
-        """Priorities in the form that `update` prefers; never timed."""
+        """Return priorities in the form that `update` prefers; benchmarks do not time this method."""
         ...
 
     def update(self, batch: Any, priority: Any) -> None:
@@ -193,7 +193,7 @@ class GoalReplay(Protocol):
 
 
 def goal_reward(at: Array, goal: Array) -> Array:
-    """Return the reward of goal tasks: 0 at the goal, −1 elsewhere."""
+    """Return the reward of a goal task: 0 at the goal, −1 elsewhere."""
     return np.where(np.asarray(at) == np.asarray(goal), 0.0, -1.0).astype(np.float32)
 
 

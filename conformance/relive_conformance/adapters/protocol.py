@@ -62,12 +62,12 @@ class Trajectory:
 
     @property
     def ended(self) -> Array:
-        """[T, N] bool: the action at t ended the episode, by termination or truncation."""
+        """Whether the action at t ended the episode, by termination or truncation, as bools [T, N]."""
         return self.terminated | self.truncated
 
     @property
     def last_value(self) -> Array:
-        """[N] the value of the state that the newest action led to."""
+        """The value [N] of the state that the newest action led to."""
         return self.next_value[-1]
 
     def reward_with_truncation_folded_in(self, gamma: float) -> Array:

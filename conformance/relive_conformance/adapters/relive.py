@@ -31,7 +31,7 @@ _STEP_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "value", "
 
 
 class OurGae:
-    """`rl.gae` on time-major torch tensors."""
+    """Adapter of `rl.gae` on time-major torch tensors."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         names = ("reward", "value", "next_value", "terminated", "truncated")
@@ -44,7 +44,7 @@ class OurGae:
 
 
 class OurRollout:
-    """`rl.RolloutBuffer`, given torch tensors."""
+    """Adapter of `rl.RolloutBuffer`, to which steps are passed as torch tensors."""
 
     standardizes = False
 
@@ -72,14 +72,14 @@ class OurRollout:
 
 
 class OurRolloutOfNumpy(OurRollout):
-    """The same buffer, given numpy arrays."""
+    """Adapter of `rl.RolloutBuffer`, to which steps are passed as numpy arrays."""
 
     def prepare(self, step: Step) -> Any:
         return tuple(np.ascontiguousarray(getattr(step, name)) for name in _STEP_FIELDS)
 
 
 class OurRecurrent:
-    """`rl.RolloutBuffer` with a `Carry` field, read by `sequences`."""
+    """Adapter of `rl.RolloutBuffer` with a `Carry` field, read by `sequences`."""
 
     def __init__(self, shape: RolloutShape, length: int) -> None:
         self._shape, self._length = shape, length
@@ -108,7 +108,7 @@ class OurRecurrent:
 
 
 class OurReplay:
-    """`rl.ReplayBuffer`, given numpy arrays, and for a single environment numbers and bools: what Gymnasium gives."""
+    """Adapter of `rl.ReplayBuffer`: steps are numpy arrays, or numbers and bools for a single environment."""
 
     view: View = rl.Transition()
     safe_in_threads = survives_kill = True
@@ -171,7 +171,7 @@ class OurReplay:
 
 
 class OurReplayOfTorch(OurReplay):
-    """The same buffer, given torch tensors."""
+    """Adapter of `rl.ReplayBuffer`, to which steps are passed as torch tensors."""
 
     def prepare(self, step: Transitions) -> Any:
         tensors = tuple(torch.from_numpy(getattr(step, name)) for name in _TRANSITION_FIELDS)
@@ -179,7 +179,7 @@ class OurReplayOfTorch(OurReplay):
 
 
 class OurStackedReplay(OurReplay):
-    """`rl.Stacked`: single frames, rebuilt into stacks."""
+    """Adapter of `rl.Stacked`, which stores single frames and rebuilds the stacks."""
 
     def _observation(self, shape: ReplayShape) -> rl.Field:
         if not shape.is_image:
@@ -188,7 +188,7 @@ class OurStackedReplay(OurReplay):
 
 
 class OurPrioritized(OurReplay):
-    """`rl.Prioritized`."""
+    """Adapter of `rl.Prioritized`."""
 
     def _sampler(self) -> Sampler:
         return rl.Prioritized(ALPHA, BETA)
@@ -207,21 +207,21 @@ class OurPrioritized(OurReplay):
 
 
 class OurStrictlyPrioritized(OurPrioritized):
-    """The same with nothing added to priorities."""
+    """Adapter of `rl.Prioritized` with eps=0."""
 
     def _sampler(self) -> Sampler:
         return rl.Prioritized(ALPHA, BETA, eps=0.0)
 
 
 class OurReplayWithoutReplacement(OurReplay):
-    """`rl.WithoutReplacement`."""
+    """Adapter of `rl.WithoutReplacement`."""
 
     def _sampler(self) -> Sampler:
         return rl.WithoutReplacement()
 
 
 class OurNStep(OurReplay):
-    """`rl.NStep`, summed when it is sampled."""
+    """Adapter of `rl.NStep`, which sums rewards when transitions are sampled."""
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
         super().__init__(shape)
@@ -229,7 +229,7 @@ class OurNStep(OurReplay):
 
 
 class OurSequence(OurReplay):
-    """`rl.Sequence`, which ends with its episode."""
+    """Adapter of `rl.Sequence`, whose sequences end with their episode."""
 
     def __init__(self, shape: ReplayShape, length: int) -> None:
         super().__init__(shape)
@@ -237,7 +237,7 @@ class OurSequence(OurReplay):
 
 
 class OurBurnIn(OurReplay):
-    """`rl.Sequence` with steps before the drawn one."""
+    """Adapter of `rl.Sequence` with burn-in."""
 
     def __init__(self, shape: ReplayShape, burn_in: int, length: int) -> None:
         super().__init__(shape)
@@ -245,7 +245,7 @@ class OurBurnIn(OurReplay):
 
 
 class OurHindsight:
-    """`rl.Hindsight`."""
+    """Adapter of `rl.Hindsight`."""
 
     def __init__(self, capacity: int, strategy: Any) -> None:
         self._buffer = rl.ReplayBuffer(capacity, {"at": 1, "goal": 1}, (), seed=0)
@@ -268,7 +268,7 @@ class OurHindsight:
 
 
 class OurReplayOfSteps:
-    """`for_env` and `add_step`."""
+    """Adapter of `ReplayBuffer.for_env` and `add_step`."""
 
     def __init__(self, envs: VectorEnv, capacity: int) -> None:
         self._buffer = rl.ReplayBuffer.for_env(envs, capacity, seed=0)

@@ -42,7 +42,7 @@ def _env_major(array: Array) -> Array:
 
 
 class RloxGae:
-    """`compute_gae_batched_f32`, all environments in one native call."""
+    """Adapter of `compute_gae_batched_f32`, which computes all environments in one native call."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         self._shape = trajectory.reward.shape
@@ -59,7 +59,7 @@ class RloxGae:
 
 
 class RloxEpoch:
-    """`RolloutBatch`: shuffles every field once an epoch and hands out slices of that copy."""
+    """Adapter of `RolloutBatch`, which shuffles a copy of every field per epoch and returns slices of the copy."""
 
     standardizes = False
 
@@ -87,7 +87,7 @@ class RloxEpoch:
 
 
 class RloxReplay:
-    """`ReplayBuffer`: `push` for one environment, `push_batch` for several."""
+    """Adapter of `ReplayBuffer`: `push` for one environment, `push_batch` for several."""
 
     nbytes = None
 
@@ -135,7 +135,7 @@ def _singly(block: Transitions) -> Iterator[tuple[Any, ...]]:
 
 
 class RloxPrioritized(RloxReplay):
-    """`PrioritizedReplayBuffer`; a pushed transition has priority 1."""
+    """Adapter of `PrioritizedReplayBuffer`; a pushed transition has priority 1."""
 
     def __init__(self, shape: ReplayShape) -> None:
         super().__init__(shape._replace(capacity=1))
@@ -171,7 +171,7 @@ class RloxPrioritized(RloxReplay):
 
 
 class RloxSequence(RloxReplay):
-    """`SequenceReplayBuffer`: runs of steps inside one finished episode that is long enough."""
+    """Adapter of `SequenceReplayBuffer`: runs of steps inside one finished episode that is long enough."""
 
     finished_only = "sequences of finished episodes only"
 
@@ -200,7 +200,7 @@ class RloxSequence(RloxReplay):
 
 
 class RloxHindsight:
-    """`HERBuffer` over observations (achieved, desired)."""
+    """Adapter of `HERBuffer` over observations (achieved, desired)."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
         self._buffer: Any = HERBuffer(capacity, 2, 1, 1, 0, 1, strategy=strategy)
@@ -218,7 +218,7 @@ class RloxHindsight:
 
 
 class RloxCollected:
-    """`RolloutCollector`, given an environment that plays a trajectory: an observation is the number of its value."""
+    """Adapter of `RolloutCollector`, with an environment that plays a trajectory: obs is the number of its value."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         played: Any = _Played(trajectory)
@@ -232,7 +232,7 @@ class RloxCollected:
 
 
 class _Played:
-    """The environment and the policy."""
+    """An environment and a policy that play a trajectory."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         self._trajectory, self._t = trajectory, 0

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
 """rsl_rl: `PPO.compute_returns`, and the recurrent minibatches of its `RolloutStorage`.
 
-It knows no sequence length: a sequence is what a rollout holds of an episode, padded to the longest. Minibatches are
-ranges of environments in a fixed order. Observations are copied and padded once an epoch; of the other fields it hands
-out slices of the rollout, unpadded and not copied. Scalars have an axis of length 1.
+rsl_rl has no sequence length: a sequence is the part of an episode that a rollout has, padded to the longest part.
+Minibatches are ranges of environments in a fixed order. Observations are copied and padded once per epoch; other fields
+are returned as slices of the rollout, unpadded and not copied. Scalars have an axis of length 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from relive_conformance.adapters.protocol import Adapter, Array, RolloutShape, S
 
 
 class RslRlRecurrent:
-    """`RolloutStorage.recurrent_mini_batch_generator`."""
+    """Adapter of `RolloutStorage.recurrent_mini_batch_generator`."""
 
     def __init__(self, shape: RolloutShape, length: int) -> None:
         self._shape = shape
@@ -58,7 +58,7 @@ class RslRlRecurrent:
 
 
 class RslRlGae:
-    """`PPO.compute_returns` of a filled storage, with a critic that returns the last value."""
+    """Adapter of `PPO.compute_returns` of a filled storage, with a critic that returns the last value."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         if trajectory.truncated.any():

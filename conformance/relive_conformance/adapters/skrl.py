@@ -35,7 +35,7 @@ def _column(array: Array) -> torch.Tensor:
 
 
 class SkrlGae:
-    """`compute_gae`, a loop over time in torch operations."""
+    """Adapter of `compute_gae`, a loop over time in torch operations."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         self._value = trajectory.value
@@ -59,7 +59,7 @@ class SkrlGae:
 
 
 class SkrlRollout:
-    """`RandomMemory`, sampled as a whole without replacement: a shuffled epoch."""
+    """Adapter of `RandomMemory`; an epoch is a draw of all rows without replacement."""
 
     standardizes = True
 
@@ -114,7 +114,7 @@ class SkrlRollout:
 
 
 class SkrlReplay:
-    """`RandomMemory(replacement=True)`, with a tensor per field."""
+    """Adapter of `RandomMemory(replacement=True)`, with a tensor per field."""
 
     draws_from = "draws come from torch's global generator, which set_seed seeds"
     replacement = True
@@ -139,7 +139,7 @@ class SkrlReplay:
         self._memory.add_samples(**prepared)
 
     def fill(self, block: Transitions) -> None:
-        # Not add_samples: given several steps it moves its index on with every field, and fields end up apart.
+        # For several steps, add_samples would advance its index with every field, so that fields get out of step.
         memory = self._memory
         rows = slice(memory.memory_index, memory.memory_index + len(block))
         for name, tensor in self.prepare(block).items():
@@ -178,14 +178,14 @@ class SkrlReplay:
 
 
 class SkrlReplayWithoutReplacement(SkrlReplay):
-    """The same memory without replacement, its default."""
+    """Adapter of `RandomMemory` without replacement, its default."""
 
     fewer_is_documented = "without replacement a batch has at most as many rows as are stored"
     replacement = False
 
 
 class SkrlSequence(SkrlReplay):
-    """The same memory, sampled as sequences."""
+    """Adapter of `RandomMemory`, sampled as sequences."""
 
     crosses_episodes = "sequences come with their flags, and models start anew where an episode ended"
 

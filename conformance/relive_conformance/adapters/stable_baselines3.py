@@ -42,7 +42,7 @@ def _buffer(shape: RolloutShape) -> RolloutBuffer:
 
 
 class SB3Gae:
-    """`compute_returns_and_advantage` of a buffer whose columns are already filled."""
+    """Adapter of `compute_returns_and_advantage` of a buffer whose columns are already filled."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         buffer = _buffer(RolloutShape(*trajectory.reward.shape, obs_dim=1, action_dim=1))
@@ -63,7 +63,7 @@ class SB3Gae:
 
 
 class SB3Rollout:
-    """`RolloutBuffer`: numpy in, except value and log_prob, which it wants as tensors."""
+    """Adapter of `RolloutBuffer`, which takes numpy arrays, and tensors for value and log_prob."""
 
     standardizes = False
 
@@ -99,7 +99,7 @@ class SB3Rollout:
 
 
 class SB3Replay:
-    """`ReplayBuffer`: numpy in, tensors out."""
+    """Adapter of `ReplayBuffer`, which takes numpy arrays and returns tensors."""
 
     draws_from = "draws come from numpy's global generator, which set_random_seed seeds"
 
@@ -169,7 +169,7 @@ def _arguments(shape: ReplayShape) -> tuple[int, spaces.Box, spaces.Box]:
 
 
 class SB3SavingReplay(SB3Replay):
-    """`optimize_memory_usage`: observations once; it forbids the handling of truncation."""
+    """Adapter of `optimize_memory_usage`, which stores observations once and forbids the handling of truncation."""
 
     def _make(self, shape: ReplayShape) -> ReplayBuffer:
         settings = {"optimize_memory_usage": True, "handle_timeout_termination": False}
@@ -181,7 +181,7 @@ class SB3SavingReplay(SB3Replay):
 
 
 class SB3NStep(SB3Replay):
-    """`NStepReplayBuffer`, which sums rewards when it is sampled."""
+    """Adapter of `NStepReplayBuffer`, which sums rewards when it is sampled."""
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
         super().__init__(shape)
@@ -191,14 +191,14 @@ class SB3NStep(SB3Replay):
 
 
 class _Rewards:
-    """The only method that `HerReplayBuffer` calls on an environment."""
+    """Stand-in for an environment, with the only method that `HerReplayBuffer` calls."""
 
     def env_method(self, name: str, achieved: Array, goal: Array, infos: Any, indices: Any = None) -> list[Array]:
         return [goal_reward(achieved, goal).reshape(-1)]
 
 
 class SB3Hindsight:
-    """`HerReplayBuffer`: its future strategy includes the step itself, and `done` stays what was stored."""
+    """Adapter of `HerReplayBuffer`: its future strategy includes the step itself, and `done` stays what was stored."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
         parts: dict[str, spaces.Space[Any]] = {

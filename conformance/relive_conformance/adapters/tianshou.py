@@ -66,7 +66,7 @@ class TianshouGae:
 
 
 class TianshouRollout:
-    """`VectorReplayBuffer` of N sub-buffers that does not keep a second copy of each observation."""
+    """Adapter of `VectorReplayBuffer` of N sub-buffers that does not keep a second copy of each observation."""
 
     standardizes = False
 
@@ -117,7 +117,7 @@ class TianshouRollout:
 
 
 class TianshouReplay:
-    """`ReplayBuffer` for one environment, `VectorReplayBuffer` for several."""
+    """Adapter of `ReplayBuffer` for one environment, `VectorReplayBuffer` for several."""
 
     default_seed = "random_seed is 42 unless it is given"
 
@@ -190,7 +190,7 @@ def _learned(batch: Any) -> list[torch.Tensor]:
 
 
 class TianshouSavingReplay(TianshouReplay):
-    """`ignore_obs_next`, and for images `save_only_last_obs` with `stack_num`."""
+    """Adapter of `ignore_obs_next`, and for images of `save_only_last_obs` with `stack_num`."""
 
     def __init__(self, shape: ReplayShape) -> None:
         self._is_image = shape.is_image
@@ -223,7 +223,7 @@ class TianshouSavingReplay(TianshouReplay):
 
 
 class TianshouStackedReplay(TianshouSavingReplay):
-    """The same, but draws only rows with a complete stack."""
+    """Adapter of stacked frames, which draws only rows with a complete stack."""
 
     def _make(self, shape: ReplayShape) -> Any:
         frames = {"save_only_last_obs": True, "stack_num": shape.obs[-1], "sample_avail": True}
@@ -231,7 +231,7 @@ class TianshouStackedReplay(TianshouSavingReplay):
 
 
 class TianshouPrioritized(TianshouReplay):
-    """`PrioritizedReplayBuffer`, weights divided by the largest of the batch."""
+    """Adapter of `PrioritizedReplayBuffer`, which divides weights by the largest weight of the batch."""
 
     draws_from = "prioritized draws come from numpy's global generator"
 
@@ -261,7 +261,7 @@ class TianshouPrioritized(TianshouReplay):
 
 
 class TianshouNStep(TianshouReplay):
-    """`compute_nstep_return` over a drawn batch, with values of zero so that only the rewards are summed."""
+    """Adapter of `compute_nstep_return` over a drawn batch, with values of zero so that only the rewards are summed."""
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
         super().__init__(shape)
@@ -287,7 +287,7 @@ class TianshouNStep(TianshouReplay):
 
 
 class TianshouNStepWithDiscount(TianshouNStep):
-    """The same, computed again with values of one: the difference to the rewards is the discount."""
+    """Adapter of `compute_nstep_return` for values 0 and 1: the difference of the returns is the discount."""
 
     def sample(self, batch_size: int) -> Any:
         batch, index = self._buffer.sample(batch_size)
@@ -304,7 +304,7 @@ class TianshouNStepWithDiscount(TianshouNStep):
 
 
 class TianshouHindsight:
-    """`HERReplayBuffer`, which has only the strategy "future" and does not change flags."""
+    """Adapter of `HERReplayBuffer`, which has only the strategy "future" and does not change flags."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
         if strategy != "future":

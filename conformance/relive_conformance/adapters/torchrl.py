@@ -49,7 +49,7 @@ logging.getLogger("torchrl").setLevel(logging.WARNING)
 
 
 class TorchRlGae:
-    """`generalized_advantage_estimate`, time on the last axis but one."""
+    """Adapter of `generalized_advantage_estimate`, whose time axis is the last but one."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         def column(array: Array) -> torch.Tensor:
@@ -65,7 +65,7 @@ class TorchRlGae:
 
 
 class TorchRlReplay:
-    """`TensorDictReplayBuffer` on a `LazyTensorStorage`, with a seeded generator."""
+    """Adapter of `TensorDictReplayBuffer` on a `LazyTensorStorage`, with a seeded generator."""
 
     default_seed = "without a generator draws come from torch's global one, as documented"
     _kind: type[ReplayBuffer] = TensorDictReplayBuffer
@@ -141,7 +141,7 @@ def _steps(step: Transitions, rows: int) -> TensorDict:
 
 
 class TorchRlReplayWithoutReplacement(TorchRlReplay):
-    """`SamplerWithoutReplacement`."""
+    """Adapter of `SamplerWithoutReplacement`."""
 
     fewer_is_documented = "the last batch of an epoch may be smaller, unless drop_last is set"
 
@@ -150,7 +150,7 @@ class TorchRlReplayWithoutReplacement(TorchRlReplay):
 
 
 class TorchRlPrioritized(TorchRlReplay):
-    """`PrioritizedSampler`, whose priorities are float32 by default."""
+    """Adapter of `PrioritizedSampler`, whose priorities are float32 by default."""
 
     extend = None
 
@@ -174,7 +174,7 @@ class TorchRlPrioritized(TorchRlReplay):
 
 
 class TorchRlNStep(TorchRlReplay):
-    """`MultiStepTransform` in the buffer; it writes the discount under "gamma"."""
+    """Adapter of `MultiStepTransform` in the buffer; it writes the discount under "gamma"."""
 
     extend = None
     flags_of_first_step = "flags are documented to stay those of a window's first step"
@@ -189,7 +189,7 @@ class TorchRlNStep(TorchRlReplay):
 
 
 class TorchRlSequence(TorchRlReplay):
-    """`SliceSampler`, which reads the ends of episodes from "done"."""
+    """Adapter of `SliceSampler`, which reads the ends of episodes from "done"."""
 
     def __init__(self, shape: ReplayShape, length: int) -> None:
         if shape.num_envs > 1:
@@ -209,7 +209,7 @@ class TorchRlSequence(TorchRlReplay):
 
 
 class TorchRlBurnIn(TorchRlReplay):
-    """`Sequence` as the unit that is sampled: steps before an episode's first are marked invalid."""
+    """Adapter of sampling by `Sequence`, in which steps before the first step of an episode are marked invalid."""
 
     def __init__(self, shape: ReplayShape, burn_in: int, length: int) -> None:
         self._length = burn_in + length
@@ -222,7 +222,7 @@ class TorchRlBurnIn(TorchRlReplay):
 
 
 class TorchRlStacked(TorchRlReplay):
-    """`CatFrames.make_rb_transform_and_sampler`: frames [1, H, W] are stored, and stacked when they are drawn."""
+    """Adapter of `CatFrames`: frames [1, H, W] are stored, and stacked when rows are drawn."""
 
     _kind = ReplayBuffer
 
@@ -246,7 +246,7 @@ class TorchRlStacked(TorchRlReplay):
 
 
 class TorchRlHindsight:
-    """`HERReplayBuffer`, with the next state as the achieved goal."""
+    """Adapter of `HERReplayBuffer`, with the next state as the achieved goal."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
         self._buffer = HERReplayBuffer(
@@ -274,7 +274,7 @@ class TorchRlHindsight:
 
 
 def adapter() -> Adapter:
-    """Return the adapter of TorchRL. Without its native part, which prioritized sampling needs, it is missing."""
+    """Return the adapter of TorchRL; raise an ImportError if the native part of TorchRL cannot be loaded."""
     try:
         PrioritizedSampler(1, ALPHA, BETA)
     except RuntimeError as error:

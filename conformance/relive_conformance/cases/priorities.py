@@ -49,7 +49,7 @@ class Ranked:
         return counts, weights
 
     def check_weights(self, priority: Array, what: str) -> None:
-        """In each batch the weights are p^(−αβ) up to a factor, and at most 1."""
+        """Raise unless the weights of each batch are p^(−αβ) up to a factor, and at most 1."""
         for _ in range(20):
             batch = self.probe.sample(min(32, self.size))
             rows = [t for _, t in self.scenario.rows_of(batch.obs)]
@@ -132,7 +132,7 @@ def check_a_million_updates(adapter: Adapter) -> None:
 
 
 def check_share(counts: Array, share: Array, what: str) -> None:
-    """χ² of how often rows were drawn; six standard deviations above the number of cells is not chance."""
+    """Raise if χ² of the numbers of draws is more than six standard deviations above its expectation."""
     expected = share * counts.sum()
     chi2, bound = float(((counts - expected) ** 2 / expected).sum()), len(share) + 6 * (2 * len(share)) ** 0.5
     expect(chi2 < bound, f"χ² below {bound:.0f} for {len(share)} rows after {what}", f"{chi2:.0f}")
@@ -159,7 +159,8 @@ def check_stale_updates(adapter: Adapter) -> None:
     ranked.set([0, 1, 2, 3], np.ones(4))
     ranked.probe.sample(4)
     ranked.probe.add_all(ranked.scenario.steps(4, 5))
-    with suppress(IndexError):  # a library may refuse a stale update instead of skipping it
+    # A library may refuse a stale update instead of skipping it.
+    with suppress(IndexError):
         ranked.set([0], np.array([1e-6]))
     counts = ranked.counts(400)[0]
     got = f"{counts[4]:.0f} times"

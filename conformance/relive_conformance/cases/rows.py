@@ -62,7 +62,7 @@ def check_next_observations(adapter: Adapter) -> None:
 
 
 def _check_layouts(make: Maker, num_envs: int) -> bool:
-    """Check some rows after every step of random scenarios; returns False if the library has no such buffer."""
+    """Check some rows after every step of random scenarios; return False if the library has no such buffer."""
     random = np.random.default_rng(7)
     for _ in range(SCENARIOS):
         scenario = play(*scripts(random, num_envs, LAYOUTS // SCENARIOS))
@@ -169,7 +169,7 @@ def _three_steps(adapter: Adapter) -> Maker | None:
 
 
 def match_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
-    """Raise unless every n-step transition stops at its episode's end or at the newest row; returns the drawn times."""
+    """Raise unless every n-step transition stops at its episode's end or at the newest row; return the drawn times."""
     gamma, written = GAMMA, len(scenario)
     batch = probe.draw(40 * len(scenario.envs) * min(written, 20))
     rows = scenario.rows_of(batch.obs)

@@ -1,4 +1,4 @@
-"""Shared by all formats: errors and memory limits for untrusted files, optional libraries, and atomic writing."""
+"""Reads untrusted files within memory limits, imports optional libraries, and writes datasets atomically."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def wrap_errors(where: str, expected: str) -> Iterator[None]:
 
 
 def import_extra(module: str, extra: str, title: str | None = None) -> Any:
-    """Import an optional library; raise an ImportError that names the extra of relive to install if it is missing."""
+    """Import an optional library; if it is missing, raise an ImportError that names the extra of relive to install."""
     try:
         return import_module(module)
     except ImportError as error:

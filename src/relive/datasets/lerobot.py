@@ -558,7 +558,7 @@ class _FeatureStats:
         self._min, self._max = np.inf, -np.inf
 
     def update(self, rows: np.ndarray) -> None:
-        """Add rows [K, …]."""
+        """Add rows [K, …] to the statistics."""
         numbers = np.asarray(rows, np.float64)
         if _is_image(rows.shape[1:], rows.dtype):
             numbers = numbers.reshape(-1, 3)[:, :, None, None] / 255
@@ -628,7 +628,7 @@ def _is_valid_fps(fps: Any) -> TypeGuard[float]:
 
 
 def _write_dataset(root: Path, replay: ReplayBuffer, fps: float, tasks: list[str]) -> None:
-    """Write all files of a dataset, episode by episode."""
+    """Write all files of a dataset."""
     features: dict[str, Any] = {}
     stats: dict[str, _FeatureStats] = defaultdict(_FeatureStats)
     episodes: list[dict[str, Any]] = []

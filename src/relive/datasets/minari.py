@@ -67,9 +67,7 @@ def open_dataset(dataset: Any) -> Any:
 
 
 def _dataset_path(dataset_id: str) -> Path:
-    from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
-
-    return Path(get_dataset_path(dataset_id))
+    return Path(import_extra("minari.storage", "minari").get_dataset_path(dataset_id))
 
 
 def _require_spaces(folder: Path) -> None:

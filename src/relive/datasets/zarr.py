@@ -232,7 +232,7 @@ def _require_blosc(body: Any) -> None:
     data_start = _BLOSC_HEADER.size + 4 * num_blocks
     if data_start > len(body):
         raise ValueError(f"{num_blocks:,} blocks in {len(body):,} bytes")
-    # c-blosc compresses a full block of small items in one part per byte of an item, each after its length.
+    # c-blosc splits a full block of small items into one part per byte of an item; each part begins with its length.
     is_split = (
         not flags & _BLOSC_UNSPLIT_FLAG and typesize <= _MAX_BLOSC_SPLITS and blocksize // typesize >= _MIN_BLOSC_SPLIT
     )
@@ -337,7 +337,7 @@ class ZarrArray:
 
 
 def _parse_spec(where: str, store: Store, name: str) -> ArraySpec:
-    """Parse the metadata of an array."""
+    """Parse and check the metadata of an array of format 2 or 3."""
     is_v2 = f"{name}/.zarray" in store.sizes
     file = ".zarray" if is_v2 else "zarr.json"
     metadata = parse_json(f"{where}/{file}", store.read(f"{name}/{file}", MAX_JSON_BYTES))
@@ -361,7 +361,7 @@ def _parse_spec(where: str, store: Store, name: str) -> ArraySpec:
 
 
 def _parse_v2(where: str, metadata: dict[str, Any]) -> ArraySpec:
-    """Parse what only format 2 stores in this way; `_parse_spec` checks the rest."""
+    """Parse the metadata of format 2; `_parse_spec` checks the values that both formats have."""
     dtype = _parse_dtype(where, metadata.get("dtype"), _V2_DTYPE)
     order, filters, codec = (metadata.get(key) for key in ("order", "filters", "compressor"))
     if order not in ("C", "F") or filters:
@@ -372,7 +372,7 @@ def _parse_v2(where: str, metadata: dict[str, Any]) -> ArraySpec:
 
 
 def _parse_v3(where: str, metadata: dict[str, Any]) -> ArraySpec:
-    """Parse what only format 3 stores in this way; `_parse_spec` checks the rest."""
+    """Parse the metadata of format 3; `_parse_spec` checks the values that both formats have."""
     dtype = _parse_dtype(where, metadata.get("data_type"), _V3_DTYPE)
     grid, grid_settings = _parse_extension(where, "chunk_grid", metadata.get("chunk_grid"))
     encoding, encoding_settings = _parse_extension(where, "chunk_key_encoding", metadata.get("chunk_key_encoding"))

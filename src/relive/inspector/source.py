@@ -271,7 +271,7 @@ def dataset_source(dataset: Any) -> ReportSource:
 
 
 def _numeric_infos(dataset: Any, number: int) -> list[str]:
-    """Return the names of an episode's infos that are numbers per step; only these are shown as fields."""
+    """Return the names of an episode's infos that are numbers per step; the report shows no other infos as fields."""
 
     def is_numeric(name: str) -> bool:
         try:
