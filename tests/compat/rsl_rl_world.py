@@ -1,4 +1,4 @@
-"""A small vector environment as rsl_rl wants it, and a configuration of its runners."""
+"""A small vector environment with the interface of rsl_rl, and configurations of its runners."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Pucks(VecEnv):
         self._place, self._speed = torch.zeros(num_envs, 2), torch.zeros(num_envs, 2)
         self._reset(torch.ones(num_envs, dtype=torch.bool))
 
-    def _reset(self, which: torch.Tensor) -> None:
-        self._place[which] = 4 * torch.rand(int(which.sum()), 2, generator=self._random) - 2
-        self._speed[which] = 0
-        self.episode_length_buf[which] = 0
+    def _reset(self, is_restarted: torch.Tensor) -> None:
+        self._place[is_restarted] = 4 * torch.rand(int(is_restarted.sum()), 2, generator=self._random) - 2
+        self._speed[is_restarted] = 0
+        self.episode_length_buf[is_restarted] = 0
 
     def get_observations(self) -> TensorDict:
         policy = torch.cat([self._place, self._speed], -1)
@@ -39,7 +39,8 @@ class Pucks(VecEnv):
         self._speed += 0.5 * actions.clamp(-1, 1)
         self._place += 0.5 * self._speed
         self.episode_length_buf += 1
-        reward = (1 - self._place.norm(dim=-1) / 4).clamp(min=0)  # never negative: to slide off is no way out
+        # Rewards are never negative, so that an early end of the episode does not pay.
+        reward = (1 - self._place.norm(dim=-1) / 4).clamp(min=0)
         off = self._place.norm(dim=-1) > 4
         time_outs = (self.episode_length_buf >= self.max_episode_length) & ~off
         self._reset(off | time_outs)
@@ -47,7 +48,7 @@ class Pucks(VecEnv):
 
 
 def ppo_settings(**algorithm: Any) -> dict[str, Any]:
-    """A configuration of the on-policy runner."""
+    """Return a configuration of the on-policy runner."""
     network = {"class_name": "MLPModel", "hidden_dims": [32], "activation": "elu"}
     actor = {**network, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}}
     return copy.deepcopy(
@@ -63,7 +64,7 @@ def ppo_settings(**algorithm: Any) -> dict[str, Any]:
 
 
 def distillation_settings() -> dict[str, Any]:
-    """A configuration of the distillation runner."""
+    """Return a configuration of the distillation runner."""
     settings = ppo_settings()
     settings["student"], settings["teacher"] = settings.pop("actor"), settings.pop("critic")
     settings["teacher"]["distribution_cfg"] = dict(settings["student"]["distribution_cfg"])
@@ -72,8 +73,8 @@ def distillation_settings() -> dict[str, Any]:
     return settings
 
 
-def recurrent(settings: dict[str, Any], *models: str, kind: str = "lstm") -> dict[str, Any]:
-    """The same with recurrent networks."""
+def make_recurrent(settings: dict[str, Any], *models: str, kind: str = "lstm") -> dict[str, Any]:
+    """Return a configuration with recurrent networks in place of the others."""
     for model in models:
         settings[model] |= {"class_name": "RNNModel", "rnn_type": kind, "rnn_hidden_dim": 8, "rnn_num_layers": 1}
     return settings

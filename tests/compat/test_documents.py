@@ -1,4 +1,4 @@
-"""Every public name of the documents that the adapters follow is where the document has it, with its arguments."""
+"""The adapters have every public name of the documents that they follow, at its path and with its arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = list(names())
 
 
 def ours(name: Name) -> Any:
-    """What our adapter has under that name."""
+    """Return our adapter's object of a name."""
     try:
         found: Any = import_module(PREFIX + name.module)
     except ModuleNotFoundError as error:
@@ -31,7 +31,8 @@ def ours(name: Name) -> Any:
     return found
 
 
-@pytest.mark.filterwarnings("default")  # of what the originals stand on
+# The dependencies of the originals warn.
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", NAMES, ids=str)
 def test_a_printed_name_is_below_our_prefix_with_its_arguments_and_defaults(name: Name) -> None:
     found = ours(name)
@@ -77,14 +78,14 @@ def test_the_kept_number_of_names_is_that_of_the_list(system: str) -> None:
     assert ORIGINALS[system]["names"] == sum(name.system == system for name in NAMES)
 
 
-def printed(signature: str) -> Name:
-    """A name as names.txt would have it."""
+def format_name(signature: str) -> Name:
+    """Return a name in the notation of names.txt."""
     path, _, arguments = signature.partition("(")
     return Name("module", path, parsed(arguments.removesuffix(")")))
 
 
 class Sample:
-    """Something with a signature."""
+    """A class with a signature."""
 
     def add(self, obs: Any, done: Any, gamma: float = 0.99, *, seed: int | None = None) -> None:
         """Nothing."""
@@ -109,12 +110,12 @@ class Sample:
     ],
 )
 def test_the_comparison_of_signatures_sees_differences(signature: str, told: str | None) -> None:
-    found = difference(printed(signature), Sample.add)
+    found = difference(format_name(signature), Sample.add)
     assert (found is None) if told is None else (found is not None and told in found), found
 
 
 def test_members_of_enumerations_are_compared_by_name() -> None:
     def made(kind: Any = inspect.Parameter.KEYWORD_ONLY) -> None: ...
 
-    assert difference(printed("made(kind=_ParameterKind.KEYWORD_ONLY)"), made) is None
-    assert difference(printed("made(kind=_ParameterKind.VAR_KEYWORD)"), made) is not None
+    assert difference(format_name("made(kind=_ParameterKind.KEYWORD_ONLY)"), made) is None
+    assert difference(format_name("made(kind=_ParameterKind.VAR_KEYWORD)"), made) is not None

@@ -1,4 +1,4 @@
-"""`patch` puts our buffers into an original's modules, and `unpatch` takes them out as if nothing had been."""
+"""`patch` binds the names of an original's buffers to ours, and `unpatch` restores them exactly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:patch\\('apexrl'\\)")
 
 @pytest.fixture(autouse=True)
 def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A small library of ApexRL's name, which is forgotten afterwards."""
+    """Install a small library named apexrl for one test."""
     for path, source in SOURCES.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(source)
@@ -55,46 +55,46 @@ def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def imported(name: str) -> Any:
+def load_module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def names() -> dict[tuple[str, str], int]:
-    """Every module-level name of the library, and the object that it is bound to."""
+def module_level_names() -> dict[tuple[str, str], int]:
+    """Return the id of the object of each module-level name of the library."""
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "apexrl"]
     return {(module.__name__, name): id(value) for module in modules for name, value in vars(module).items()}
 
 
-def test_loaded_modules_make_ours_and_then_exactly_what_they_made_before() -> None:
-    ppo, _ = imported("apexrl.algorithms.ppo"), imported("apexrl.buffer.replay_buffer")
-    before = names()
+def test_loaded_modules_make_our_buffers_until_unpatch_restores_their_names() -> None:
+    ppo, _ = load_module("apexrl.algorithms.ppo"), load_module("apexrl.buffer.replay_buffer")
+    before = module_level_names()
     patch("apexrl")
     assert (ppo.make(), ppo.make_later(), ppo.Renamed) == (RolloutBuffer,) * 3
-    assert ppo.rollout_buffer.RolloutBuffer is imported("apexrl.buffer").RolloutBuffer is RolloutBuffer
-    changed = {place for place, value in names().items() if before.get(place, value) != value}
+    assert ppo.rollout_buffer.RolloutBuffer is load_module("apexrl.buffer").RolloutBuffer is RolloutBuffer
+    changed = {place for place, value in module_level_names().items() if before.get(place, value) != value}
     unpatch("apexrl")
-    after = names()
+    after = module_level_names()
     assert len(changed) == 5
     assert {place: after[place] for place in before} == before
 
 
-def test_modules_that_are_loaded_while_it_lasts_make_ours_and_are_undone_too() -> None:
+def test_modules_that_are_loaded_during_a_patch_make_our_buffers_until_it_ends() -> None:
     with patch("apexrl"):
-        dqn = imported("apexrl.algorithms.dqn")
+        dqn = load_module("apexrl.algorithms.dqn")
         assert dqn.ReplayBuffer is ReplayBuffer
-    assert dqn.ReplayBuffer is imported("apexrl.buffer.replay_buffer").ReplayBuffer is not ReplayBuffer
+    assert dqn.ReplayBuffer is load_module("apexrl.buffer.replay_buffer").ReplayBuffer is not ReplayBuffer
 
 
-def test_what_it_does_not_reach() -> None:
-    ppo = imported("apexrl.algorithms.ppo")
+def test_earlier_bindings_defaults_registries_and_subclasses_are_not_patched() -> None:
+    ppo = load_module("apexrl.algorithms.ppo")
     bound_before, theirs = ppo.RolloutBuffer, ppo.Own.__base__
     with patch("apexrl"):
         assert [bound_before, ppo.make_default(), ppo.REGISTRY["rollout"], ppo.Own.__base__] == [theirs] * 4
-        assert imported("apexrl.algorithms.ppo").RolloutBuffer is RolloutBuffer
+        assert load_module("apexrl.algorithms.ppo").RolloutBuffer is RolloutBuffer
 
 
-def test_a_block_inside_another_ends_nothing_and_an_error_ends_it() -> None:
-    ppo = imported("apexrl.algorithms.ppo")
+def test_only_the_outer_patch_block_ends_the_patch_also_after_an_error() -> None:
+    ppo = load_module("apexrl.algorithms.ppo")
 
     def fail() -> None:
         with patch("apexrl"):
@@ -106,12 +106,12 @@ def test_a_block_inside_another_ends_nothing_and_an_error_ends_it() -> None:
     with pytest.raises(KeyError):
         fail()
     assert ppo.make() is not RolloutBuffer
-    unpatch("apexrl")  # a second time it does nothing
+    unpatch("apexrl")
     assert ppo.make() is not RolloutBuffer
 
 
-def test_what_somebody_else_bound_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    ppo = imported("apexrl.algorithms.ppo")
+def test_names_that_other_code_bound_are_kept_by_unpatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    ppo = load_module("apexrl.algorithms.ppo")
     monkeypatch.setattr(ppo, "Renamed", RolloutBuffer)
     mock = object()
     with patch("apexrl"):
@@ -120,12 +120,12 @@ def test_what_somebody_else_bound_stays(monkeypatch: pytest.MonkeyPatch) -> None
     assert ppo.Renamed is RolloutBuffer
 
 
-def test_a_version_that_was_not_tested_gets_one_warning_with_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_version_gets_one_warning_that_lists_the_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patching, "version", lambda _: "9.1.2")
-    with pytest.warns(UserWarning, match="apexrl") as told:
+    with pytest.warns(UserWarning, match="apexrl") as caught:
         patch("apexrl")
-    (only,) = [str(each.message) for each in told]
-    assert only == (
+    (message,) = [str(warning.message) for warning in caught]
+    assert message == (
         "patch('apexrl'): expected apexrl 0.2, which was tested, got 9.1.2. These differ from ours: "
         "RolloutBuffer.add(step); RolloutBuffer.refine is missing."
     )
@@ -144,24 +144,24 @@ def test_an_unknown_or_absent_original_is_refused(monkeypatch: pytest.MonkeyPatc
         patch("apexrl")
 
 
-def test_a_stand_in_for_a_module_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_was_replaced_by_an_object_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apexrl.envs", object())
     with patch("apexrl"):
-        assert imported("apexrl.algorithms.ppo").make() is RolloutBuffer
+        assert load_module("apexrl.algorithms.ppo").make() is RolloutBuffer
 
 
 @pytest.mark.parametrize("command", [["program.py"], pytest.param(["-m", "program"], marks=pytest.mark.thorough)])
-def test_a_program_runs_patched(command: list[str], tmp_path: Path) -> None:
+def test_the_command_line_runs_a_program_with_our_buffers(command: list[str], tmp_path: Path) -> None:
     lines = "import sys, apexrl.algorithms.ppo\nprint(apexrl.algorithms.ppo.make().__module__, *sys.argv[1:], __name__)"
     (tmp_path / "program.py").write_text(lines)
     run = [sys.executable, "-W", "ignore", "-m", "relive.compat", "apexrl", *command, "--steps", "3"]
     settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    told = subprocess.run(run, cwd=tmp_path, env=settings, capture_output=True, text=True, check=True).stdout
-    assert told.split() == ["relive.compat.apexrl.buffer.rollout_buffer", "--steps", "3", "__main__"]
+    output = subprocess.run(run, cwd=tmp_path, env=settings, capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["relive.compat.apexrl.buffer.rollout_buffer", "--steps", "3", "__main__"]
 
 
-def test_a_command_without_a_program_is_told_how() -> None:
-    main = imported("relive.compat.__main__").main
+def test_a_command_without_a_program_prints_the_usage() -> None:
+    main = load_module("relive.compat.__main__").main
     for arguments in ([], ["apexrl"], ["keras", "script.py"], ["apexrl", "-m"]):
         with pytest.raises(SystemExit, match="usage: python -m relive.compat"):
             main(arguments)
@@ -171,18 +171,18 @@ INSTALLED = ["rsl_rl", "stable_baselines3", "sb3_contrib", "agilerl", "embodicha
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_the_version_that_is_tested_here_has_the_arguments_of_ours(name: str) -> None:
+def test_the_installed_version_has_the_arguments_of_our_classes(name: str) -> None:
     pytest.importorskip(name, reason=f"{name} is not installed")
-    found = list(patching.replacements(name))
-    assert found
-    assert [told for each in found for told in patching.differences(*each)] == []
+    pairs = list(patching.replacements(name))
+    assert pairs
+    assert [difference for pair in pairs for difference in patching.differences(*pair)] == []
 
 
 class TestStableBaselines3:
     @pytest.mark.parametrize("name", ["PPO", "A2C", "DQN", "SAC"])
-    def test_its_algorithms_choose_ours(self, name: str, tmp_path: Path) -> None:
+    def test_patched_algorithms_of_stable_baselines3_make_our_buffers(self, name: str, tmp_path: Path) -> None:
         sb3: Any = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
-        ours = imported("relive.compat.stable_baselines3")
+        ours = load_module("relive.compat.stable_baselines3")
         algorithm = getattr(sb3, name)
         off_policy: dict[str, Any] = {"learning_starts": 10, "buffer_size": 100}
         options = {"PPO": {"n_steps": 64}, "A2C": {}}.get(name, off_policy)
@@ -193,34 +193,40 @@ class TestStableBaselines3:
         kind = ours.RolloutBuffer if name in ("PPO", "A2C") else ours.ReplayBuffer
         buffer = model.rollout_buffer if name in ("PPO", "A2C") else model.replay_buffer
         assert type(buffer) is kind
-        again = algorithm.load(tmp_path / "model")  # the file names our class
+        # The file names our class, which is loaded without a patch.
+        again = algorithm.load(tmp_path / "model")
         assert type(again.rollout_buffer if name in ("PPO", "A2C") else again.replay_buffer) is kind
 
-    def test_hindsight_is_ours_where_it_is_imported_afterwards(self) -> None:
+    def test_a_later_import_of_the_hindsight_buffer_gets_our_class(self) -> None:
         pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
         with patch("stable_baselines3"):
-            found = imported("stable_baselines3").HerReplayBuffer
-        assert found is imported("relive.compat.stable_baselines3").HerReplayBuffer
+            kind = load_module("stable_baselines3").HerReplayBuffer
+        assert kind is load_module("relive.compat.stable_baselines3").HerReplayBuffer
 
-    def test_contrib_is_patched_with_it_and_both_are_undone_when_nobody_needs_them(self) -> None:
+    def test_stable_baselines3_and_sb3_contrib_are_patched_together_until_both_are_unpatched(self) -> None:
         contrib: Any = pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed")
-        ours = imported("relive.compat.sb3_contrib")
-        chosen: ModuleType = imported("stable_baselines3.common.on_policy_algorithm")
+        ours = load_module("relive.compat.sb3_contrib")
+        chosen: ModuleType = load_module("stable_baselines3.common.on_policy_algorithm")
         patch("stable_baselines3")
         patch("sb3_contrib")
         model = contrib.MaskablePPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu")
-        assert type(model.rollout_buffer) is imported(f"{ours.__name__}.common.maskable.buffers").MaskableRolloutBuffer
+        assert (
+            type(model.rollout_buffer) is load_module(f"{ours.__name__}.common.maskable.buffers").MaskableRolloutBuffer
+        )
         unpatch("sb3_contrib")
         assert vars(chosen)["RolloutBuffer"].__module__.startswith("relive.compat")
         unpatch("stable_baselines3")
-        theirs = vars(chosen)["RolloutBuffer"], vars(imported("sb3_contrib.ppo_mask.ppo_mask"))["MaskableRolloutBuffer"]
+        theirs = (
+            vars(chosen)["RolloutBuffer"],
+            vars(load_module("sb3_contrib.ppo_mask.ppo_mask"))["MaskableRolloutBuffer"],
+        )
         assert [kind.__module__.partition(".")[0] for kind in theirs] == ["stable_baselines3", "sb3_contrib"]
 
 
-def test_rsl_rl_makes_our_storage_and_pickles_name_ours() -> None:
+def test_patched_rsl_rl_makes_our_storage_whose_pickles_name_our_class() -> None:
     theirs: Any = pytest.importorskip("rsl_rl.algorithms.ppo", reason="rsl_rl is not installed")
-    ours = imported("relive.compat.rsl_rl.storage").RolloutStorage
+    ours = load_module("relive.compat.rsl_rl.storage").RolloutStorage
     with patch("rsl_rl"):
         assert theirs.RolloutStorage is ours
-        assert imported("rsl_rl.storage").RolloutStorage is ours
+        assert load_module("rsl_rl.storage").RolloutStorage is ours
     assert pickle.dumps(ours).count(b"relive.compat.rsl_rl") == 1

@@ -1,4 +1,4 @@
-"""rsl_rl's storage on our core: what it stores, yields and refuses."""
+"""rsl_rl's storage on our core: stored steps, minibatches and errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from relive.errors import NotReadyError, SchemaError
 N, T = 3, 4
 
 
-def observed(step: int) -> TensorDict:
-    """Two observation groups; every number says step and environment: 10 · step + environment."""
+def make_obs(step: int) -> TensorDict:
+    """Return two observation groups whose numbers are 10 · step + environment."""
     number = (10.0 * step + torch.arange(N)).unsqueeze(-1)
     return TensorDict({"policy": number.repeat(1, 2), "critic": -number}, [N])
 
 
 def transition(step: int, done: tuple[int, ...] = (), *, state: bool = False) -> Any:
-    """One step: action = step, value = 10 · step, reward = 100 · step."""
+    """Return a step with action = step, value = 10 · step and reward = 100 · step."""
     made: Any = RolloutStorage.Transition()
-    made.observations = observed(step)
+    made.observations = make_obs(step)
     made.actions = torch.full((N, 2), float(step))
     made.rewards = torch.full((N,), 100.0 * step)
     made.dones = torch.zeros(N, dtype=torch.long).index_fill(0, torch.tensor(done, dtype=torch.long), 1)
@@ -35,14 +35,15 @@ def transition(step: int, done: tuple[int, ...] = (), *, state: bool = False) ->
     made.actions_log_prob = torch.full((N,), -float(step))
     made.distribution_params = (made.actions + 0.5, torch.ones(2).expand(N, 2))
     made.privileged_actions = made.actions + 7
-    if state:  # two layers of three numbers; an LSTM's pair for the actor, a GRU's tensor for the critic
+    # Hidden states have two layers of three numbers: a pair for the actor's LSTM, a tensor for the critic's GRU.
+    if state:
         each = made.observations["policy"][:, :1].expand(2, N, 3)
         made.hidden_states = ((each, each + 0.5), each + 1000)
     return made
 
 
 def storage(kind: str = "rl", steps: int = T, **settings: Any) -> Any:
-    made: Any = RolloutStorage(kind, N, T, observed(0), [2])
+    made: Any = RolloutStorage(kind, N, T, make_obs(0), [2])
     for step in range(steps):
         made.add_transition(transition(step, **settings))
     return made
@@ -65,8 +66,8 @@ def test_steps_are_stored_under_the_names_of_rsl_rl() -> None:
     assert full.dones.dtype == torch.uint8
 
 
-def test_the_core_has_ends_and_rewards_as_ppo_gives_them() -> None:
-    made: Any = RolloutStorage("rl", N, T, observed(0), [2])
+def test_the_core_stores_dones_and_rewards_of_rsl_rl_unchanged() -> None:
+    made: Any = RolloutStorage("rl", N, T, make_obs(0), [2])
     for step in range(T):
         made.add_transition(transition(step, done=(1,) if step == 2 else ()))
     assert made.core["terminated"].tolist() == [[False] * 3, [False] * 3, [False, True, False], [False] * 3]
@@ -75,9 +76,9 @@ def test_the_core_has_ends_and_rewards_as_ppo_gives_them() -> None:
 
 
 def test_every_attribute_exists_before_the_first_step_and_stays_the_memory() -> None:
-    empty: Any = RolloutStorage("rl", N, T, observed(0), [2])
+    empty: Any = RolloutStorage("rl", N, T, make_obs(0), [2])
     held = {name: getattr(empty, name) for name in ("observations", "actions", "rewards", "dones", "values", "returns")}
-    empty.actions[3] = 5  # the second step makes room for hidden states
+    empty.actions[3] = 5
     for step in range(2):
         empty.add_transition(transition(step, state=step > 0))
     for name, attribute in held.items():
@@ -98,7 +99,7 @@ def test_assigning_an_attribute_writes_the_memory(name: str) -> None:
     setattr(full, name, torch.ones_like(memory))
     assert getattr(full, name) is memory
     assert memory.eq(1).all()
-    setattr(full, name, getattr(full, name) + 0)  # as `storage.rewards = storage.rewards + bonus`
+    setattr(full, name, getattr(full, name) + 0)
     with pytest.raises(SchemaError, match=rf"{name}: expected shape .*, got \(1,\)"):
         setattr(full, name, torch.ones(1))
 
@@ -156,7 +157,7 @@ def test_a_minibatch_has_the_fields_of_the_same_transitions() -> None:
     assert sorted(seen) == [(step, env) for step in range(T) for env in range(N)]
 
 
-def test_every_row_has_its_turn_where_minibatches_do_not_divide_them() -> None:
+def test_rows_left_out_of_one_epoch_appear_in_another() -> None:
     full = storage()
     drawn: set[float] = set()
     for _ in range(40):
@@ -202,7 +203,7 @@ def trajectories(full: RolloutStorage, batch: Any) -> list[list[float]]:
 
 
 def test_recurrent_minibatches_are_whole_environments_cut_at_their_ends() -> None:
-    full: Any = RolloutStorage("rl", N, T, observed(0), [2])
+    full: Any = RolloutStorage("rl", N, T, make_obs(0), [2])
     for step in range(T):
         full.add_transition(transition(step, done={1: (0,), 3: (2,)}.get(step, ()), state=True))
     first, second, third = full.recurrent_mini_batch_generator(3, 1)
@@ -227,9 +228,9 @@ def test_environments_beyond_the_last_recurrent_minibatch_are_left_out_as_in_rsl
     assert trajectories(full, batch) == [[0, 10, 20, 30]]
 
 
-def test_a_state_that_appears_later_is_zero_before() -> None:
+def test_a_hidden_state_that_appears_late_is_zero_in_earlier_steps() -> None:
     """rsl_rl's networks have no state before their first step."""
-    full: Any = RolloutStorage("rl", N, T, observed(0), [2])
+    full: Any = RolloutStorage("rl", N, T, make_obs(0), [2])
     for step in range(T):
         full.add_transition(transition(step, state=step in (1, 2)))
     assert full.saved_hidden_state_a[1][:, 0, 2, 0].tolist() == [0, 12.5, 22.5, 0]
@@ -261,7 +262,7 @@ def test_step_can_be_set_after_rows_were_written_directly() -> None:
         next(empty.mini_batch_generator(1))
 
 
-def test_a_step_too_many_overflows() -> None:
+def test_adding_to_a_full_storage_overflows() -> None:
     full = storage()
     with pytest.raises(OverflowError, match=r"add_transition: expected at most 4 transitions, got 5\."):
         full.add_transition(transition(4))
@@ -294,7 +295,7 @@ def test_a_step_that_does_not_fit_is_refused_and_changes_nothing(field: str, ste
     assert (part.core.columns == before).all()
 
 
-def test_a_first_step_that_is_refused_leaves_what_is_expected_open() -> None:
+def test_a_refused_first_step_declares_no_fields() -> None:
     empty = storage(steps=0)
     broken = transition(0)
     broken.distribution_params, broken.actions = (torch.zeros(N, 5),), torch.zeros(1, 2)
@@ -305,7 +306,7 @@ def test_a_first_step_that_is_refused_leaves_what_is_expected_open() -> None:
     assert [param.shape for param in empty.distribution_params] == [(T, N, 2)] * 2
 
 
-def test_columns_and_floats_are_taken_as_rsl_rl_takes_them() -> None:
+def test_columns_and_floats_are_accepted_as_in_rsl_rl() -> None:
     lenient, full = storage(steps=0), storage(steps=1)
     given = transition(0)
     given.rewards, given.dones, given.actions_log_prob = (
@@ -362,7 +363,7 @@ def test_an_empty_storage_has_no_trajectories() -> None:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("kind", ["rl", "distillation"])
-def test_a_copy_goes_on_by_itself(kind: str, copied: Callable[[Any], Any]) -> None:
+def test_a_copy_of_a_storage_is_independent(kind: str, copied: Callable[[Any], Any]) -> None:
     part = storage(kind, steps=2, state=True)
     twin = copied(part)
     assert (twin.core.columns == part.core.columns).all()
@@ -374,8 +375,8 @@ def test_a_copy_goes_on_by_itself(kind: str, copied: Callable[[Any], Any]) -> No
     twin.core.check()
 
 
-def test_it_is_filled_and_read_in_inference_mode_and_trained_on_outside() -> None:
-    made: Any = RolloutStorage("rl", N, T, observed(0), [2])
+def test_a_storage_filled_in_inference_mode_is_trained_on_outside_it() -> None:
+    made: Any = RolloutStorage("rl", N, T, make_obs(0), [2])
     with torch.inference_mode():
         for step in range(T):
             made.add_transition(transition(step))
@@ -389,9 +390,9 @@ def test_it_is_filled_and_read_in_inference_mode_and_trained_on_outside() -> Non
     assert made.returns[0].eq(11).all()
 
 
-def time_outs_folded_in(gamma: float, ends: torch.Tensor, time_outs: torch.Tensor) -> Any:
-    """A rollout whose rewards have been changed as rsl_rl's PPO changes them."""
-    made: Any = RolloutStorage("rl", N, T, observed(0), [2])
+def make_rollout_with_time_out_values(gamma: float, ends: torch.Tensor, time_outs: torch.Tensor) -> Any:
+    """Return a rollout whose rewards include the discounted values of timed-out steps, as in rsl_rl's PPO."""
+    made: Any = RolloutStorage("rl", N, T, make_obs(0), [2])
     for step in range(T):
         each = transition(step)
         each.dones = ends[step] | time_outs[step]
@@ -400,11 +401,11 @@ def time_outs_folded_in(gamma: float, ends: torch.Tensor, time_outs: torch.Tenso
     return made
 
 
-def test_time_outs_in_rewards_are_the_own_value_of_relive() -> None:
+def test_rewards_with_time_out_values_equal_the_option_own_value() -> None:
     gamma, lam = 0.9, 0.8
     ends, time_outs = torch.zeros(2, T, N, dtype=torch.bool)
     ends[1, 0] = time_outs[2, 1] = time_outs[3, 2] = True
-    folded = time_outs_folded_in(gamma, ends, time_outs)
+    folded = make_rollout_with_time_out_values(gamma, ends, time_outs)
     last = torch.full((N, 1), 40.0)
     folded.core.compute_advantage(last, gamma=gamma, lam=lam)
 

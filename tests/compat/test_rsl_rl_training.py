@@ -1,4 +1,4 @@
-"""rsl_rl's own runners train on our storage as on theirs."""
+"""rsl_rl's own runners on our storage, compared with its own storage."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from rsl_rl.utils import resolve_callable  # noqa: E402
 
 from relive.compat.rsl_rl import algorithms, runners  # noqa: E402
 from tests.compat.documents import guide  # noqa: E402
-from tests.compat.rsl_rl_world import Pucks, distillation_settings, ppo_settings, recurrent  # noqa: E402
+from tests.compat.rsl_rl_world import Pucks, distillation_settings, make_recurrent, ppo_settings  # noqa: E402
 from tests.tiers import select  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # of what rsl_rl stands on
-    pytest.mark.usefixtures("quietly"),
+    # The dependencies of rsl_rl warn.
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.usefixtures("silence_output"),
 ]
 
 
 @pytest.fixture
-def quietly(capsys: pytest.CaptureFixture[str]) -> None:
-    """rsl_rl prints a table for every iteration."""
+def silence_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """Suppress the table that rsl_rl prints for every iteration."""
 
 
-def trained(module: Any, name: str, configuration: dict[str, Any], iterations: int, teacher: str | None = None) -> Any:
-    """A runner after some iterations, with torch seeded before each of them."""
+def train(module: Any, name: str, configuration: dict[str, Any], iterations: int, teacher: str | None = None) -> Any:
+    """Return a runner after some iterations; torch is seeded before each iteration."""
     torch.manual_seed(0)
     runner = getattr(module, name)(Pucks(), configuration)
     if teacher is not None:
@@ -60,13 +61,13 @@ def same(ours: Any, original: Any) -> bool:
 @pytest.mark.parametrize("kind", select("lstm", of=["lstm", "gru"]))
 def test_recurrent_ppo_gives_the_same_weights_bit_for_bit(kind: str) -> None:
     made = [
-        trained(module, "OnPolicyRunner", recurrent(ppo_settings(), "actor", "critic", kind=kind), 4)
+        train(module, "OnPolicyRunner", make_recurrent(ppo_settings(), "actor", "critic", kind=kind), 4)
         for module in (runners, theirs)
     ]
     assert type(made[0].alg.storage) is RolloutStorage
     assert type(made[1].alg.storage) is Original
     assert same(*made)
-    assert not same(made[0], trained(theirs, "OnPolicyRunner", recurrent(ppo_settings(), "actor", "critic"), 3))
+    assert not same(made[0], train(theirs, "OnPolicyRunner", make_recurrent(ppo_settings(), "actor", "critic"), 3))
 
 
 @pytest.mark.parametrize("is_recurrent", [False, True])
@@ -74,13 +75,13 @@ def test_distillation_gives_the_same_student_bit_for_bit(is_recurrent: bool, tmp
     teacher = str(tmp_path / "teacher.pt")
     training = ppo_settings()
     training["obs_groups"]["actor"] = ["policy", "critic"]
-    expert = trained(theirs, "OnPolicyRunner", training, 1)
+    expert = train(theirs, "OnPolicyRunner", training, 1)
     torch.save({**expert.alg.save(), "iter": 0, "infos": None}, teacher)
     students = [
-        trained(
+        train(
             module,
             "DistillationRunner",
-            recurrent(distillation_settings(), *["student"] * is_recurrent),
+            make_recurrent(distillation_settings(), *["student"] * is_recurrent),
             4,
             teacher,
         )
@@ -90,18 +91,18 @@ def test_distillation_gives_the_same_student_bit_for_bit(is_recurrent: bool, tmp
     assert same(*students)
 
 
-def test_ppo_gives_the_same_weights_where_the_order_of_rows_does_not_matter() -> None:
-    """One minibatch is the whole rollout: only the order of a sum differs."""
+def test_ppo_gives_nearly_the_same_weights_with_one_minibatch_per_epoch() -> None:
+    """One minibatch is the whole rollout, so that only the order of a sum differs."""
     ours, original = (
-        trained(module, "OnPolicyRunner", ppo_settings(num_mini_batches=1, schedule="fixed"), 4)
+        train(module, "OnPolicyRunner", ppo_settings(num_mini_batches=1, schedule="fixed"), 4)
         for module in (runners, theirs)
     )
     for name, weight in weights(original).items():
         assert torch.allclose(weights(ours)[name], weight, atol=1e-4), name
 
 
-def reward_of(runner: Any) -> float:
-    """The mean reward of a step with the policy's means, in the same fresh world."""
+def evaluate(runner: Any) -> float:
+    """Return the mean reward per step of the policy without noise, in a new world with a fixed seed."""
     world, total = Pucks(num_envs=256, seed=9), 0.0
     policy = runner.get_inference_policy()
     with torch.inference_mode():
@@ -111,29 +112,29 @@ def reward_of(runner: Any) -> float:
 
 
 @pytest.mark.thorough
-def test_ppo_learns_as_well() -> None:
-    ours, original = (reward_of(trained(module, "OnPolicyRunner", ppo_settings(), 30)) for module in (runners, theirs))
-    untrained = reward_of(trained(theirs, "OnPolicyRunner", ppo_settings(), 0))
+def test_ppo_on_our_storage_reaches_the_reward_of_ppo_on_the_original() -> None:
+    ours, original = (evaluate(train(module, "OnPolicyRunner", ppo_settings(), 30)) for module in (runners, theirs))
+    untrained = evaluate(train(theirs, "OnPolicyRunner", ppo_settings(), 0))
     assert original > untrained + 0.3
     assert ours > original - 0.15, f"reward {ours:.2f} with our storage, {original:.2f} with theirs"
 
 
 def test_the_configuration_alone_switches_to_our_storage(tmp_path: Any) -> None:
     settings_ = ppo_settings() | {"algorithm": {"class_name": "relive.compat.rsl_rl.algorithms:PPO"}}
-    runner = trained(theirs, "OnPolicyRunner", settings_, 1)
+    runner = train(theirs, "OnPolicyRunner", settings_, 1)
     assert type(runner.alg) is algorithms.PPO
     assert type(runner.alg.storage) is RolloutStorage
     runner.save(str(tmp_path / "model.pt"))
-    again = trained(theirs, "OnPolicyRunner", ppo_settings(), 0)
+    again = train(theirs, "OnPolicyRunner", ppo_settings(), 0)
     again.load(str(tmp_path / "model.pt"))
     assert same(runner, again)
 
     distilled = distillation_settings()
     distilled["algorithm"]["class_name"] = algorithms.Distillation
-    assert type(trained(theirs, "DistillationRunner", distilled, 0).alg.storage) is RolloutStorage
+    assert type(train(theirs, "DistillationRunner", distilled, 0).alg.storage) is RolloutStorage
 
 
-def test_a_storage_of_ours_or_of_a_user_is_kept() -> None:
+def test_a_storage_of_our_class_or_of_a_user_is_not_replaced() -> None:
     original: Any = importlib.import_module("rsl_rl.storage").RolloutStorage
     module = importlib.import_module("relive.compat.rsl_rl.storage.rollout_storage")
     made = "rl", 2, 3, TensorDict({"policy": torch.zeros(2, 4)}, [2]), [2]
@@ -143,9 +144,9 @@ def test_a_storage_of_ours_or_of_a_user_is_kept() -> None:
     assert type(module.replace_storage(original(*made))) is RolloutStorage
 
 
-def test_symmetry_and_normalised_observations_train() -> None:
+def test_training_with_symmetry_and_normalised_observations_runs() -> None:
     def mirrored(env: Any, obs: Any, actions: Any) -> tuple[Any, Any]:
-        """Pucks and pushes seen in a mirror."""
+        """Append mirrored observations and actions."""
         both = None if obs is None else torch.cat([obs, obs.apply(lambda leaf: -leaf)])
         return both, None if actions is None else torch.cat([actions, -actions])
 
@@ -153,7 +154,7 @@ def test_symmetry_and_normalised_observations_train() -> None:
     configuration = ppo_settings(symmetry_cfg={**symmetry, "data_augmentation_func": mirrored})
     for network in ("actor", "critic"):
         configuration[network]["obs_normalization"] = True
-    runner = trained(runners, "OnPolicyRunner", configuration, 2)
+    runner = train(runners, "OnPolicyRunner", configuration, 2)
     assert all(weight.isfinite().all() for weight in weights(runner).values())
 
 
@@ -164,8 +165,8 @@ def rollouts(draw: st.DrawFn) -> tuple[int, int, int, int, bool]:
     return num_envs, steps, draw(st.integers(1, num_envs)), draw(st.integers(0, 2**16)), draw(st.booleans())
 
 
-def filled(kind: Any, training: str, num_envs: int, steps: int, seed: int, has_states: bool) -> Any:
-    """A full storage of the original or of ours, with the same random steps."""
+def fill_storage(kind: Any, training: str, num_envs: int, steps: int, seed: int, has_states: bool) -> Any:
+    """Return a full storage of a class; every storage gets the same random steps."""
     random = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -190,12 +191,12 @@ def filled(kind: Any, training: str, num_envs: int, steps: int, seed: int, has_s
     return storage
 
 
-def leaves(value: Any) -> list[torch.Tensor]:
-    """The tensors of a batch's field in order."""
+def list_tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a field of a batch in order."""
     if isinstance(value, TensorDict):
         return [value[key] for key in sorted(value.keys())]
     if isinstance(value, tuple | list):
-        return [leaf for part in value for leaf in leaves(part)]
+        return [leaf for part in value for leaf in list_tensors(part)]
     return [] if value is None else [value]
 
 
@@ -203,7 +204,7 @@ def assert_same_batches(ours: Any, original: Any) -> None:
     for mine, other in zip(ours, original, strict=True):
         assert vars(mine).keys() == vars(other).keys()
         for name in vars(other):
-            both = leaves(getattr(mine, name)), leaves(getattr(other, name))
+            both = list_tensors(getattr(mine, name)), list_tensors(getattr(other, name))
             for a, b in zip(*both, strict=True):
                 assert (a.dtype, a.shape) == (b.dtype, b.shape), name
                 assert torch.equal(a, b), name
@@ -213,7 +214,7 @@ def assert_same_batches(ours: Any, original: Any) -> None:
 @given(rollouts())
 def test_recurrent_minibatches_are_those_of_the_original(rollout: tuple[int, int, int, int, bool]) -> None:
     num_envs, steps, minibatches, seed, has_states = rollout
-    pair = [filled(kind, "rl", num_envs, steps, seed, has_states) for kind in (RolloutStorage, Original)]
+    pair = [fill_storage(kind, "rl", num_envs, steps, seed, has_states) for kind in (RolloutStorage, Original)]
     assert_same_batches(*(storage.recurrent_mini_batch_generator(minibatches, 2) for storage in pair))
 
 
@@ -221,7 +222,9 @@ def test_recurrent_minibatches_are_those_of_the_original(rollout: tuple[int, int
 @given(rollouts())
 def test_the_steps_of_distillation_are_those_of_the_original(rollout: tuple[int, int, int, int, bool]) -> None:
     num_envs, steps, _, seed, has_states = rollout
-    pair = [filled(kind, "distillation", num_envs, steps, seed, has_states) for kind in (RolloutStorage, Original)]
+    pair = [
+        fill_storage(kind, "distillation", num_envs, steps, seed, has_states) for kind in (RolloutStorage, Original)
+    ]
     assert_same_batches(*(storage.generator() for storage in pair))
 
 
@@ -229,12 +232,12 @@ def test_the_steps_of_distillation_are_those_of_the_original(rollout: tuple[int,
 @given(rollouts())
 def test_an_epoch_has_the_rows_of_the_original_in_another_order(rollout: tuple[int, int, int, int, bool]) -> None:
     num_envs, steps, _, seed, has_states = rollout
-    pair = [filled(kind, "rl", num_envs, steps, seed, has_states) for kind in (RolloutStorage, Original)]
+    pair = [fill_storage(kind, "rl", num_envs, steps, seed, has_states) for kind in (RolloutStorage, Original)]
     ordered = []
     for storage in pair:
         (batch,) = storage.mini_batch_generator(1, 1)
         order = batch.actions[:, 0].argsort()
-        ordered.append({name: [leaf[order] for leaf in leaves(value)] for name, value in vars(batch).items()})
+        ordered.append({name: [leaf[order] for leaf in list_tensors(value)] for name, value in vars(batch).items()})
     ours, original = ordered
     assert ours.keys() == original.keys()
     for name, others in original.items():
@@ -244,13 +247,13 @@ def test_an_epoch_has_the_rows_of_the_original_in_another_order(rollout: tuple[i
 
 @pytest.mark.parametrize("training", ["rl", "distillation"])
 def test_the_attributes_are_those_of_the_original(training: str) -> None:
-    ours, original = (filled(kind, training, 3, 4, 0, True) for kind in (RolloutStorage, Original))
+    ours, original = (fill_storage(kind, training, 3, 4, 0, True) for kind in (RolloutStorage, Original))
     for name, value in vars(original).items():
         mine = getattr(ours, name)
         if name in ("training_type", "device", "num_transitions_per_env", "num_envs", "actions_shape", "step"):
             assert mine == value, name
             continue
-        for a, b in zip(leaves(mine), leaves(value), strict=True):
+        for a, b in zip(list_tensors(mine), list_tensors(value), strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape), name
             assert torch.equal(a, b), name
 

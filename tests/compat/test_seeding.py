@@ -23,39 +23,40 @@ for before in sys.argv[1:]:
 """
 
 
-def made_after(*codes: str) -> list[list[str]]:
-    """The seeds that new processes make, each after its code."""
+def run_processes(*codes: str) -> list[list[str]]:
+    """Run each code in a new process and return the seeds that it prints."""
     lines = subprocess.check_output([sys.executable, "-c", CODE, *codes], text=True).splitlines()
     return [line.split() for line in lines]
 
 
 @pytest.fixture(scope="module")
 def seeds() -> dict[str, list[str]]:
-    """What new processes make, each after some code: they are forked from one, as to import torch takes seconds."""
+    """Return the seeds of new processes by case, forked from one process since importing torch takes seconds."""
     rank = "os.environ['RANK'] = '{}'; torch.manual_seed(0)"
     cases = {
         "seed 3": "torch.manual_seed(3)", "seed 3 again": "torch.manual_seed(3)", "seed 4": "torch.manual_seed(4)",
         "no seed": "", "rank 0": rank.format(0), "rank 1": rank.format(1),
     }  # fmt: skip
-    return dict(zip(cases, made_after(*cases.values()), strict=True))
+    return dict(zip(cases, run_processes(*cases.values()), strict=True))
 
 
-def test_a_seeded_process_repeats_its_seeds_and_has_others_when_torch_has_drawn(seeds: dict[str, list[str]]) -> None:
+def test_a_seeded_process_repeats_its_seeds_and_a_draw_of_torch_changes_them(seeds: dict[str, list[str]]) -> None:
     assert seeds["seed 3"] == seeds["seed 3 again"]
     assert len({*seeds["seed 3"], *seeds["seed 4"]}) == 4
 
 
 @pytest.mark.thorough
-def test_a_process_that_nobody_seeded_takes_the_entropy_of_the_system(seeds: dict[str, list[str]]) -> None:
-    (again,) = made_after("")  # of its own parent: a fork inherits what torch drew
+def test_unseeded_processes_have_different_seeds(seeds: dict[str, list[str]]) -> None:
+    # A process of another parent: forks of one parent inherit the seed that torch drew in the parent.
+    (again,) = run_processes("")
     assert not {*seeds["no seed"]} & {*again}
 
 
-def test_ranks_differ(seeds: dict[str, list[str]]) -> None:
+def test_processes_of_different_ranks_have_different_seeds(seeds: dict[str, list[str]]) -> None:
     assert seeds["rank 0"] != seeds["rank 1"]
 
 
-def test_the_same_seed_in_the_same_process_gives_the_same_seeds() -> None:
+def test_seeding_torch_again_in_one_process_repeats_the_seeds() -> None:
     with torch.random.fork_rng():
         found = []
         for seed in (5, 5, 6):
@@ -64,7 +65,7 @@ def test_the_same_seed_in_the_same_process_gives_the_same_seeds() -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_no_global_generator_moves() -> None:
+def test_a_seed_advances_no_global_generator() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         before, numbers = torch.random.get_rng_state(), np.random.get_state()  # noqa: NPY002 (that it stays is the test)
@@ -74,7 +75,7 @@ def test_no_global_generator_moves() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1, -1])
-def test_any_seed_that_torch_takes_is_taken(seed: int) -> None:
+def test_every_seed_of_torch_is_accepted(seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         made = experiment_seed()

@@ -1,4 +1,4 @@
-"""Adapters without a seed repeat when the experiment is seeded, and leave the global generators where they are."""
+"""Adapters without a seed: their draws repeat after `torch.manual_seed`, and no global generator advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers of the adapters are arguments of a process that is started anew, as the originals' are."""
+"""Buffers of the adapters as arguments of a spawned process."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ BUFFERS: dict[str, tuple[Any, Callable[[Any, float], None], str]] = {
 
 
 def rewards_of(name: str, buffer: Any) -> list[float]:
-    """The four rewards that a buffer holds or could hold."""
+    """Return four rewards of the memory of a buffer."""
     for part in BUFFERS[name][2].split("."):
         buffer = buffer[part] if isinstance(buffer, TensorDict) else getattr(buffer, part)
     return torch.as_tensor(buffer).flatten().tolist()
 
 
 def add_one(buffers: dict[str, Any], answers: Any) -> None:
-    """In the process: another step for each buffer."""
+    """Add a step to each buffer, in the spawned process."""
     for name, buffer in buffers.items():
         BUFFERS[name][1](buffer, 3.0)
     answers.put({name: rewards_of(name, buffer)[:3] for name, buffer in buffers.items()})
 
 
-def test_a_spawned_process_has_a_copy_and_its_parent_keeps_the_buffer() -> None:
+def test_a_spawned_process_gets_a_copy_and_its_parent_keeps_the_buffer() -> None:
     buffers = {name: make() for name, (make, _, _) in BUFFERS.items()}
     for name, buffer in buffers.items():
         for reward in (1.0, 2.0):

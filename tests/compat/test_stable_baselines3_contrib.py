@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""sb3-contrib's algorithms on our buffers, and its rollout buffers beside ours."""
+"""sb3-contrib's algorithms on our buffers, and its rollout buffers compared with ours."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ BOX, BUTTONS = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(4)
 STEPS, ENVS, LAYERS, SIZE = 24, 3, 2, 5
 
 
-def drawn(space: Any, random: np.random.Generator) -> Any:
+def draw_values(space: Any, random: np.random.Generator) -> Any:
     if isinstance(space, spaces.Dict):
-        return {key: drawn(part, random) for key, part in space.spaces.items()}
+        return {key: draw_values(part, random) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
         return random.integers(int(space.n), size=ENVS)
     return random.integers(9, size=(ENVS, *space.shape)).astype(space.dtype)
 
 
-def kinds(module: str, name: str) -> list[Any]:
-    """Their class and ours."""
+def both_classes(module: str, name: str) -> list[Any]:
+    """Return the class of sb3-contrib and ours."""
     return [
         getattr(importlib.import_module(f"{prefix}{module}"), name)
         for prefix in ("sb3_contrib.", "relive.compat.sb3_contrib.")
     ]
 
 
-def filled(kind: Any, obs: Any, action: Any, beside: Any, *shape: Any) -> Any:
-    """A rollout of such a class, told what all others are; `beside` makes what else a step has."""
+def fill_rollout(kind: Any, obs: Any, action: Any, make_extra: Any, *shape: Any) -> Any:
+    """Return a full rollout of a class; `make_extra` returns the additional values of a step."""
     random, started = np.random.default_rng(0), np.ones(ENVS, np.bool_)
     buffer = kind(STEPS, obs, action, *shape, device="cpu", n_envs=ENVS, gae_lambda=0.9)
     torch.manual_seed(0)
     for _ in range(STEPS):
-        step = (drawn(obs, random), drawn(action, random), random.normal(size=ENVS), started)
-        buffer.add(*step, torch.randn(ENVS, 1), torch.randn(ENVS), **beside(random))
+        step = (draw_values(obs, random), draw_values(action, random), random.normal(size=ENVS), started)
+        buffer.add(*step, torch.randn(ENVS, 1), torch.randn(ENVS), **make_extra(random))
         started = random.random(ENVS) < 0.2
     buffer.compute_returns_and_advantage(torch.ones(ENVS), started)
     return buffer
@@ -78,10 +78,10 @@ def states(_: np.random.Generator) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "obs", "action"), [("Recurrent", VECTOR, BUTTONS), ("RecurrentDict", NESTED, BOX)])
-def test_sequences_are_theirs(name: str, obs: Any, action: Any) -> None:
+def test_padded_sequences_equal_those_of_sb3_contrib(name: str, obs: Any, action: Any) -> None:
     shape = (STEPS, LAYERS, ENVS, SIZE)
-    both = kinds("common.recurrent.buffers", f"{name}RolloutBuffer")
-    other, mine = (filled(kind, obs, action, states, shape) for kind in both)
+    both = both_classes("common.recurrent.buffers", f"{name}RolloutBuffer")
+    other, mine = (fill_rollout(kind, obs, action, states, shape) for kind in both)
     assert isinstance(mine, type(other))
     for turn in (0, 5, 23, 40, 71):
         with mock.patch.object(np.random, "randint", return_value=turn):
@@ -91,14 +91,15 @@ def test_sequences_are_theirs(name: str, obs: Any, action: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "obs"), [("Maskable", VECTOR), ("MaskableDict", NESTED)])
-def test_masks_are_theirs(name: str, obs: Any) -> None:
+def test_action_masks_equal_those_of_sb3_contrib(name: str, obs: Any) -> None:
     def masks(random: np.random.Generator) -> dict[str, Any]:
         return {"action_masks": random.random((ENVS, 4)) < 0.5}
 
-    both = kinds("common.maskable.buffers", f"{name}RolloutBuffer")
-    other, mine = (filled(kind, obs, BUTTONS, masks) for kind in both)
+    both = both_classes("common.maskable.buffers", f"{name}RolloutBuffer")
+    other, mine = (fill_rollout(kind, obs, BUTTONS, masks) for kind in both)
     assert isinstance(mine, type(other))
-    next(other.get(1))  # which is when theirs puts its arrays in the order of numbers
+    # `get` of the original flattens its arrays.
+    next(other.get(1))
     (batch,) = mine.get()
     places = {value: number for number, value in enumerate(other.values.flatten().tolist())}
     same(batch, other._get_samples(np.array([places[value] for value in batch.old_values.tolist()])))
@@ -114,16 +115,16 @@ def test_masks_are_theirs(name: str, obs: Any) -> None:
 def test_batches_go_through_the_samples_of_a_subclass(name: str) -> None:
     is_recurrent = name.startswith("Recurrent")
     module = "recurrent" if is_recurrent else "maskable"
-    beside, shape = (states, [(STEPS, LAYERS, ENVS, SIZE)]) if is_recurrent else (lambda _: {}, [])
+    make_extra, shape = (states, [(STEPS, LAYERS, ENVS, SIZE)]) if is_recurrent else (lambda _: {}, [])
     found = []
-    for base in kinds(f"common.{module}.buffers", f"{name}RolloutBuffer"):
+    for base in both_classes(f"common.{module}.buffers", f"{name}RolloutBuffer"):
 
         def doubled(self: Any, *args: Any, base: Any = base) -> Any:
             samples = base._get_samples(self, *args)
             return samples._replace(returns=samples.returns * 2)
 
         kind = type("Doubled", (base,), {"_get_samples": doubled})
-        buffer = filled(kind, NESTED if "Dict" in name else VECTOR, BUTTONS, beside, *shape)
+        buffer = fill_rollout(kind, NESTED if "Dict" in name else VECTOR, BUTTONS, make_extra, *shape)
         np.random.seed(0)  # noqa: NPY002 (sb3-contrib's loop draws from it)
         found.append(list(buffer.get(20)))
     same(found[1], found[0])
@@ -151,7 +152,7 @@ def test_algorithms_train_on_our_buffers(name: str) -> None:
     assert type(buffer).__module__.startswith("relive.compat")
 
 
-def test_recurrent_ppo_learns_what_theirs_learns_from_the_same_draws() -> None:
+def test_recurrent_ppo_learns_the_same_weights_from_the_same_draws() -> None:
     learnt = []
     for owner in (theirs, ours):
         model = owner.RecurrentPPO(
@@ -167,25 +168,26 @@ def test_recurrent_ppo_learns_what_theirs_learns_from_the_same_draws() -> None:
         torch.testing.assert_close(tensor, learnt[1][key], rtol=1e-4, atol=1e-6)
 
 
-def test_masked_ppo_learns_as_theirs_on_the_same_batches() -> None:
+def test_maskable_ppo_learns_the_same_weights_from_the_same_batches() -> None:
     env = importlib.import_module("sb3_contrib.common.envs").InvalidActionEnvDiscrete
     learnt = []
+    # Only one rollout is compared: later ones depend on numpy's generator, which the original's buffer advances.
     for owner in (theirs, ours):
         model = owner.MaskablePPO(
             "MlpPolicy", env(dim=12, n_invalid_actions=6), n_steps=64, batch_size=64, n_epochs=4, seed=0, device="cpu"
-        ).learn(64)  # one rollout: later ones depend on numpy's generator, which theirs moves
+        ).learn(64)
         learnt.append(model.policy.state_dict())
     for key, tensor in learnt[0].items():
         torch.testing.assert_close(tensor, learnt[1][key], rtol=1e-4, atol=1e-5)
 
 
-def test_what_has_no_buffer_is_theirs() -> None:
+def test_algorithms_without_a_buffer_are_those_of_sb3_contrib() -> None:
     assert ours.ARS is theirs.ARS
     model = ours.ARS("LinearPolicy", IdentityEnv(dim=2), n_delta=1, device="cpu").learn(20)
     assert model.num_timesteps >= 20
 
 
 @pytest.mark.parametrize("root", ["stable_baselines3", "sb3_contrib"])
-def test_a_star_imports_all_that_the_original_exports(root: str) -> None:
+def test_a_star_import_gets_every_name_of_the_original(root: str) -> None:
     original, mine = importlib.import_module(root), importlib.import_module(f"relive.compat.{root}")
     assert set(original.__all__) <= set(mine.__all__)

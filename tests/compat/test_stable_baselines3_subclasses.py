@@ -16,25 +16,34 @@ pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip in
 
 import relive as rl
 from relive.compat import stable_baselines3 as ours
-from tests.compat.test_stable_baselines3 import ACTIONS, BOTH, OBSERVATIONS, SEED, at, flips, same, steps
+from tests.compat.test_stable_baselines3 import (
+    ACTIONS,
+    BOTH,
+    OBSERVATIONS,
+    SEED,
+    assert_equal,
+    make_flips,
+    make_steps,
+    samples_at,
+)
 
 N_ENVS, LENGTH = 2, 24
 
 
-def filled_rollout(kind: Any, obs: str) -> Any:
-    """A rollout of such a class, with advantages."""
+def fill_rollout(kind: Any, obs: str) -> Any:
+    """Return a full rollout of a class, with advantages."""
     buffer = kind(LENGTH, OBSERVATIONS[obs], ACTIONS["box"], device="cpu", n_envs=N_ENVS, gae_lambda=0.9)
     torch.manual_seed(SEED)
     started = np.ones(N_ENVS, np.bool_)
-    for state, _, chosen, reward, done, _ in steps(OBSERVATIONS[obs], ACTIONS["box"], N_ENVS, LENGTH):
+    for state, _, chosen, reward, done, _ in make_steps(OBSERVATIONS[obs], ACTIONS["box"], N_ENVS, LENGTH):
         buffer.add(copy.deepcopy(state), chosen, reward, started, torch.randn(N_ENVS, 1), torch.randn(N_ENVS))
         started = done
     buffer.compute_returns_and_advantage(torch.zeros(N_ENVS), started)
     return buffer
 
 
-def with_own_samples(base: Any) -> Any:
-    """What a user changes of a batch."""
+def subclass_with_own_samples(base: Any) -> Any:
+    """Return a subclass that changes the actions of its batches."""
 
     class Doubled(base):
         def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
@@ -44,8 +53,8 @@ def with_own_samples(base: Any) -> Any:
     return Doubled
 
 
-def with_own_arrays(base: Any) -> Any:
-    """What a user writes who stores one thing more: the loop of `get`, on all arrays."""
+def subclass_with_own_arrays(base: Any) -> Any:
+    """Return a subclass that stores costs, too, and makes its batches with a loop over all arrays."""
 
     class Costs(base):
         def reset(self) -> None:
@@ -71,42 +80,42 @@ def with_own_arrays(base: Any) -> Any:
 
 
 @pytest.mark.parametrize("obs", ["vector", "dict"])
-def test_batches_of_a_rollout_go_through_the_samples_of_a_subclass(obs: str) -> None:
+def test_rollout_batches_pass_through_the_get_samples_of_a_subclass(obs: str) -> None:
     name = "DictRolloutBuffer" if obs == "dict" else "RolloutBuffer"
     numbers = np.random.default_rng(SEED).permutation(LENGTH * N_ENVS)
     found = []
     for base in (BOTH[name], vars(ours)[name]):
-        buffer = filled_rollout(with_own_samples(base), obs)
+        buffer = fill_rollout(subclass_with_own_samples(base), obs)
         with mock.patch.object(np.random, "permutation", return_value=numbers):
             found.append(list(buffer.get(7)))
-    same(tuple(found[1]), tuple(found[0]))
+    assert_equal(tuple(found[1]), tuple(found[0]))
 
 
 def test_a_subclass_with_its_own_loop_and_arrays_learns_rollout_after_rollout() -> None:
     found = []
     for base in (BOTH["RolloutBuffer"], ours.RolloutBuffer):
-        buffer = filled_rollout(with_own_arrays(base), "vector")
+        buffer = fill_rollout(subclass_with_own_arrays(base), "vector")
         batches = list(buffer.get(7))
         buffer.reset()
         assert buffer.observations.shape == (LENGTH, N_ENVS, 3)
-        for state, _, chosen, reward, done, _ in steps(OBSERVATIONS["vector"], ACTIONS["box"], N_ENVS, LENGTH):
+        for state, _, chosen, reward, done, _ in make_steps(OBSERVATIONS["vector"], ACTIONS["box"], N_ENVS, LENGTH):
             buffer.add(state, chosen, -reward, done, torch.ones(N_ENVS, 1), torch.ones(N_ENVS))
         buffer.compute_returns_and_advantage(torch.zeros(N_ENVS), np.zeros(N_ENVS, np.bool_))
         found.append((*batches, *buffer.get(7)))
-    same(found[1], found[0])
+    assert_equal(found[1], found[0])
 
 
-def filled_replay(kind: Any, obs: Any, count: int, size: int = 40, **options: Any) -> Any:
-    """A replay buffer of such a class with steps."""
+def fill_replay(kind: Any, obs: Any, count: int, size: int = 40, **options: Any) -> Any:
+    """Return a replay buffer of a class with `count` steps."""
     buffer = kind(size, obs, ACTIONS["box"], device="cpu", n_envs=N_ENVS, **options)
-    for step in steps(obs, ACTIONS["box"], N_ENVS, count):
+    for step in make_steps(obs, ACTIONS["box"], N_ENVS, count):
         buffer.add(*copy.deepcopy(step))
     return buffer
 
 
 @pytest.mark.parametrize("options", [{}, {"optimize_memory_usage": True, "handle_timeout_termination": False}])
-def test_batches_of_a_replay_buffer_go_through_the_samples_of_a_subclass(options: dict[str, Any]) -> None:
-    buffer = filled_replay(with_own_samples(ours.ReplayBuffer), OBSERVATIONS["vector"], 50, **options)
+def test_replay_batches_pass_through_the_get_samples_of_a_subclass(options: dict[str, Any]) -> None:
+    buffer = fill_replay(subclass_with_own_samples(ours.ReplayBuffer), OBSERVATIONS["vector"], 50, **options)
     stored = {tuple(action) for action in (buffer.actions * 2).reshape(-1, 2).tolist()}
     assert {tuple(action) for action in buffer.sample(300).actions.tolist()} <= stored
     assert len(buffer.sample(300).actions.unique(dim=0)) > 0.9 * buffer.size() * N_ENVS
@@ -118,7 +127,7 @@ def test_a_subclass_that_reads_the_arrays_has_them_at_every_position_whatever_th
             return self.observations[batch_inds], self.next_observations[batch_inds]
 
     image = spaces.Box(0, 255, (3, 20, 20), np.uint8)
-    buffer = filled_replay(Read, image, 50)
+    buffer = fill_replay(Read, image, 50)
     assert np.shares_memory(buffer.observations, buffer.observations)
     obs, after = buffer.sample(30)
     assert obs.any(axis=(1, 2, 3, 4)).all()
@@ -134,14 +143,14 @@ def test_a_subclass_may_write_the_arrays_itself() -> None:
             self.full = self.full or self.pos == 0
 
     for count in (5, 50):
-        buffer = filled_replay(Written, OBSERVATIONS["vector"], count)
-        plain = filled_replay(ours.ReplayBuffer, OBSERVATIONS["vector"], count, handle_timeout_termination=False)
+        buffer = fill_replay(Written, OBSERVATIONS["vector"], count)
+        plain = fill_replay(ours.ReplayBuffer, OBSERVATIONS["vector"], count, handle_timeout_termination=False)
         twin = copy.deepcopy(buffer)
         assert buffer.size() == plain.size() == twin.size() == min(count, 20)
         positions = np.arange(buffer.size())
         envs = np.random.default_rng(SEED).integers(N_ENVS, size=len(positions))
         with mock.patch.object(np.random, "randint", return_value=envs):
-            same(buffer._get_samples(positions), at(plain, positions))
+            assert_equal(buffer._get_samples(positions), samples_at(plain, positions))
         assert set(twin.sample(2000).rewards.flatten().tolist()) == set(
             buffer.rewards[: len(positions)].flatten().tolist()
         )
@@ -151,44 +160,44 @@ def test_a_subclass_may_write_the_arrays_itself() -> None:
 def test_steps_are_added_at_the_position_that_a_user_has_set(position: int) -> None:
     found = []
     for base in (BOTH["ReplayBuffer"], ours.ReplayBuffer):
-        buffer = filled_replay(base, OBSERVATIONS["vector"], 2)
-        buffer.rewards[:4] = 7  # data of the user's
+        buffer = fill_replay(base, OBSERVATIONS["vector"], 2)
+        buffer.rewards[:4] = 7
         buffer.pos = position
-        for step in steps(OBSERVATIONS["vector"], ACTIONS["box"], N_ENVS, 18):
+        for step in make_steps(OBSERVATIONS["vector"], ACTIONS["box"], N_ENVS, 18):
             buffer.add(*copy.deepcopy(step))
         found.append((buffer.rewards.copy(), buffer.observations.copy(), buffer.pos, buffer.full))
         drawn = set(buffer.sample(2000).rewards.flatten().tolist())
         assert drawn == set(buffer.rewards[: buffer.size()].flatten().tolist())
-    same(found[1], found[0])
+    assert_equal(found[1], found[0])
 
 
 @pytest.mark.parametrize("count", [1, 5, 20, 30])
-def test_code_that_expects_next_observations_one_position_on_draws_what_it_draws_in_stable_baselines3(
+def test_subclasses_that_read_next_observations_at_the_next_position_draw_the_same_transitions(
     count: int,
 ) -> None:
     drawn = []
     for base in (BOTH["ReplayBuffer"], ours.ReplayBuffer):
-        buffer = of_counted_steps(with_shared_positions(base), 40, count)
+        buffer = fill_with_counted_steps(subclass_that_reads_shared_positions(base), 40, count)
         obs, after = buffer.sample(2000)
         assert np.array_equal(after, obs + 1)
         drawn.append(np.unique(obs).tolist())
     assert drawn[1] == drawn[0] == list(range(max(0, count - 19), count))
 
 
-def test_no_draw_has_a_next_observation_where_all_positions_are_one() -> None:
+def test_sampling_from_a_single_shared_position_raises() -> None:
     for base in (BOTH["ReplayBuffer"], ours.ReplayBuffer):
-        buffer = of_counted_steps(with_shared_positions(base), N_ENVS, 1)
+        buffer = fill_with_counted_steps(subclass_that_reads_shared_positions(base), N_ENVS, 1)
         with pytest.raises(ValueError, match="low >= high|high <= 0"):
             buffer.sample(1)
 
 
-def test_memory_is_not_optimized_by_storing_next_observations() -> None:
+def test_optimize_memory_usage_refuses_stored_next_observations() -> None:
     with pytest.raises(rl.SchemaError, match='"shared" with n_stack or optimize_memory_usage, got "stored"'):
-        of_counted_steps(ours.ReplayBuffer, 40, 0, next_obs="stored")
+        fill_with_counted_steps(ours.ReplayBuffer, 40, 0, next_obs="stored")
 
 
-def with_shared_positions(base: Any) -> Any:
-    """What a user writes who reads the arrays of `optimize_memory_usage`."""
+def subclass_that_reads_shared_positions(base: Any) -> Any:
+    """Return a subclass that reads next observations at the next position, as with `optimize_memory_usage`."""
 
     class Read(base):
         def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
@@ -197,8 +206,8 @@ def with_shared_positions(base: Any) -> Any:
     return Read
 
 
-def of_counted_steps(kind: Any, size: int, count: int, **options: Any) -> Any:
-    """A buffer with `optimize_memory_usage` whose observations count the steps."""
+def fill_with_counted_steps(kind: Any, size: int, count: int, **options: Any) -> Any:
+    """Return a buffer with `optimize_memory_usage` whose observations count the steps."""
     options |= {"optimize_memory_usage": True, "handle_timeout_termination": False}
     counted = spaces.Box(0, 100, (1,), np.float32)
     buffer = kind(size, counted, ACTIONS["box"], device="cpu", n_envs=N_ENVS, **options)
@@ -214,24 +223,23 @@ def test_a_conversion_of_a_subclass_is_used(name: str) -> None:
         return 2 * getattr(ours.ReplayBuffer, name)(*args)
 
     kind = type("Converted", (ours.ReplayBuffer,), {name: doubled if name == "to_torch" else staticmethod(doubled)})
-    buffer = filled_replay(kind, OBSERVATIONS["vector"], 20)
-    assert (
-        kind(40, spaces.Box(0, 255, (40, 40), np.uint8), ACTIONS["box"])._next_obs == "stored"
-    )  # SB3 reads all arrays
+    buffer = fill_replay(kind, OBSERVATIONS["vector"], 20)
+    # Stable-Baselines3's code reads all arrays, so that large observations are stored twice, too.
+    assert kind(40, spaces.Box(0, 255, (40, 40), np.uint8), ACTIONS["box"])._next_obs == "stored"
     rewards = {round(2 * reward, 4) for reward in buffer.rewards.flatten().tolist()}
     assert {round(reward, 4) for reward in buffer.sample(50).rewards.flatten().tolist()} <= rewards
 
 
-def filled_hindsight(kind: Any) -> Any:
-    """A buffer of such a class with steps to goals of ones."""
-    env = flips(N_ENVS, continuous=True)
+def fill_hindsight(kind: Any) -> Any:
+    """Return a hindsight buffer of a class, whose goals are ones."""
+    env = make_flips(N_ENVS, continuous=True)
     buffer = kind(200, env.observation_space, env.action_space, env, n_envs=N_ENVS, device="cpu")
     add_hindsight_steps(buffer, env)
     return buffer
 
 
 def add_hindsight_steps(buffer: Any, env: Any) -> None:
-    """Add steps of an environment that starts anew."""
+    """Reset the environment and add steps."""
     env.seed(SEED)
     env.action_space.seed(SEED)
     obs: Any = env.reset()
@@ -242,8 +250,8 @@ def add_hindsight_steps(buffer: Any, env: Any) -> None:
         obs = after
 
 
-def with_own_goals(base: Any) -> Any:
-    """A class whose goals a user chooses as Stable-Baselines3 does."""
+def subclass_with_own_goals(base: Any) -> Any:
+    """Return a subclass that overrides `_sample_goals`."""
 
     class Own(base):
         def _sample_goals(self, batch_indices: np.ndarray, env_indices: np.ndarray) -> np.ndarray:
@@ -253,25 +261,26 @@ def with_own_goals(base: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["to_torch", "_get_samples"])
-def test_hindsight_has_other_goals_whatever_a_subclass_changes(name: str) -> None:
+def test_goals_are_relabelled_whichever_method_a_subclass_overrides(name: str) -> None:
     calls = []
 
     def counted(*args: Any) -> Any:
         calls.append(args)
         return getattr(ours.HerReplayBuffer, name)(*args)
 
-    buffer = filled_hindsight(type("Changed", (ours.HerReplayBuffer,), {name: counted}))
+    buffer = fill_hindsight(type("Changed", (ours.HerReplayBuffer,), {name: counted}))
     goals = buffer.sample(100).observations["desired_goal"]
     assert (goals != 1).any(1).float().mean() > 0.3
-    assert bool(calls) == (name == "to_torch")  # Stable-Baselines3's sample does not call _get_samples
+    # Stable-Baselines3's `sample` does not call `_get_samples`.
+    assert bool(calls) == (name == "to_torch")
 
 
-def test_hindsight_uses_the_goals_of_a_subclass() -> None:
+def test_goals_come_from_the_sample_goals_of_a_subclass() -> None:
     class Zero(ours.HerReplayBuffer):
         def _sample_goals(self, batch_indices: np.ndarray, env_indices: np.ndarray) -> np.ndarray:
             return np.full_like(self.next_observations["achieved_goal"][batch_indices, env_indices], 7)
 
-    buffer = filled_hindsight(Zero)
+    buffer = fill_hindsight(Zero)
     goals = buffer.sample(50).observations["desired_goal"]
     assert (goals == 7).all(1).sum() == 40
     with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
@@ -280,22 +289,22 @@ def test_hindsight_uses_the_goals_of_a_subclass() -> None:
 
 
 @pytest.mark.parametrize("position", [3, 40])
-def test_hindsight_knows_episodes_from_the_position_on_that_a_user_has_set(position: int) -> None:
+def test_hindsight_tracks_episodes_after_a_user_has_set_the_position(position: int) -> None:
     found = []
     for base in (BOTH["HerReplayBuffer"], ours.HerReplayBuffer):
-        buffer = filled_hindsight(with_own_goals(base))
+        buffer = fill_hindsight(subclass_with_own_goals(base))
         buffer.pos = position
         buffer._current_ep_start[:] = position
-        add_hindsight_steps(buffer, flips(N_ENVS, continuous=True))
+        add_hindsight_steps(buffer, make_flips(N_ENVS, continuous=True))
         assert (buffer.sample(100).observations["desired_goal"] != 1).any(1).float().mean() > 0.3
         with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
             buffer.truncate_last_trajectory()
         found.append((buffer.ep_start, buffer.ep_length, buffer._current_ep_start, buffer.dones, buffer.timeouts))
-    same(found[1], found[0])
+    assert_equal(found[1], found[0])
 
 
-def test_hindsight_has_other_goals_after_a_user_has_set_the_position() -> None:
-    buffer = filled_hindsight(ours.HerReplayBuffer)
+def test_goals_are_relabelled_after_a_user_has_set_the_position() -> None:
+    buffer = fill_hindsight(ours.HerReplayBuffer)
     buffer.pos -= 1
     assert (buffer.sample(100).observations["desired_goal"] != 1).any(1).float().mean() > 0.3
 
@@ -307,8 +316,8 @@ def test_a_prioritized_buffer_is_not_silently_drawn_uniformly(name: str) -> None
         kind(8, OBSERVATIONS["vector"], ACTIONS["box"], device="cpu")
 
 
-def with_arrays_made_anew(base: Any) -> Any:
-    """What Stable-Baselines3's own `reset` and `add` do with a Dict space, and one change of an array."""
+def subclass_that_replaces_arrays(base: Any) -> Any:
+    """Return a subclass that replaces the dict of arrays in `reset`, and arrays in `add`."""
 
     class Remade(base):
         def reset(self) -> None:
@@ -326,10 +335,10 @@ def with_arrays_made_anew(base: Any) -> Any:
     return Remade
 
 
-def test_a_rollout_learns_from_the_arrays_that_users_put_into_its_dict() -> None:
+def test_arrays_that_users_put_into_the_dict_of_a_rollout_are_in_its_batches() -> None:
     found = []
     for kind in (BOTH["DictRolloutBuffer"], ours.DictRolloutBuffer):
-        buffer = filled_rollout(with_arrays_made_anew(kind), "dict")
+        buffer = fill_rollout(subclass_that_replaces_arrays(kind), "dict")
         batches = [batch.observations for batch in buffer.get(7)]
         rows = torch.cat([torch.cat([batch["vector"], batch["image"].flatten(1)], 1) for batch in batches])
         found.append(sorted(map(tuple, rows.tolist())))
@@ -338,49 +347,49 @@ def test_a_rollout_learns_from_the_arrays_that_users_put_into_its_dict() -> None
     np.testing.assert_array_equal(copied.observations["vector"], buffer._arrays["observations"]["vector"])
 
 
-def counted_replay(kind: Any, length: int, obs: str = "vector", **options: Any) -> Any:
-    """A replay buffer with so many steps in it, whose rewards count from 1."""
+def fill_with_counted_rewards(kind: Any, length: int, obs: str = "vector", **options: Any) -> Any:
+    """Return a replay buffer with `length` steps, whose rewards count from 1."""
     buffer = kind(10, OBSERVATIONS[obs], ACTIONS["box"], device="cpu", handle_timeout_termination=True, **options)
-    for t, (state, after, chosen, _, _, infos) in enumerate(steps(OBSERVATIONS[obs], ACTIONS["box"], 1, length)):
+    for t, (state, after, chosen, _, _, infos) in enumerate(make_steps(OBSERVATIONS[obs], ACTIONS["box"], 1, length)):
         buffer.add(state, after, chosen, np.full(1, t + 1.0), np.zeros(1, np.bool_), infos)
     return buffer
 
 
-def test_what_is_assigned_in_a_dict_of_arrays_is_sampled_or_refused() -> None:
+def test_assignments_to_a_dict_of_arrays_are_sampled_or_refused() -> None:
     found = []
     for kind in (BOTH["DictReplayBuffer"], ours.DictReplayBuffer):
-        buffer = counted_replay(kind, 4, "dict")
+        buffer = fill_with_counted_rewards(kind, 4, "dict")
         buffer.observations["vector"] = buffer.observations["vector"] * 10
         buffer.next_observations.update(image=buffer.next_observations["image"] // 2)
         found.append(buffer._get_samples(np.arange(4)))
-    same(found[1], found[0])
+    assert_equal(found[1], found[0])
     with pytest.raises(rl.SchemaError, match="expected numbers of uint8, got others, of float64"):
         buffer.observations["image"] = buffer.observations["image"] * 1.5
-    shared = counted_replay(ours.DictReplayBuffer, 4, "dict", next_obs="shared")
+    shared = fill_with_counted_rewards(ours.DictReplayBuffer, 4, "dict", next_obs="shared")
     with pytest.raises(rl.SchemaError, match="neighbouring steps share observations"):
         shared.observations["vector"] = shared.observations["vector"] + 1
 
 
-def test_positions_that_a_user_takes_back_are_not_sampled() -> None:
+def test_positions_after_a_pos_that_a_user_has_decreased_are_not_sampled() -> None:
     for options in ({"next_obs": "shared"}, {}):
-        buffer = counted_replay(ours.ReplayBuffer, 4, **options)
+        buffer = fill_with_counted_rewards(ours.ReplayBuffer, 4, **options)
         buffer.pos = 2
         assert buffer.size() == 2
         assert set(buffer.sample(50).rewards.flatten().tolist()) == {1.0, 2.0}
         buffer.pos = 0
-        with pytest.raises(ValueError, match="high <= 0"):  # as Stable-Baselines3's
+        with pytest.raises(ValueError, match="high <= 0"):
             buffer.sample(1)
-    prioritized = counted_replay(ours.PrioritizedReplayBuffer, 4)
+    prioritized = fill_with_counted_rewards(ours.PrioritizedReplayBuffer, 4)
     prioritized.pos = 2
     with pytest.raises(rl.SchemaError, match="steps that were all added with add"):
         prioritized.sample(1)
 
 
-def test_a_step_is_no_timeout_because_of_what_a_user_had_written_there() -> None:
+def test_an_overwritten_timeout_does_not_mark_the_new_step() -> None:
     found = []
     for kind in (BOTH["ReplayBuffer"], ours.ReplayBuffer):
         buffer = kind(6, OBSERVATIONS["vector"], ACTIONS["box"], device="cpu")
-        (state, after, chosen, reward, _, _), *_ = steps(OBSERVATIONS["vector"], ACTIONS["box"], 1, 1)
+        (state, after, chosen, reward, _, _), *_ = make_steps(OBSERVATIONS["vector"], ACTIONS["box"], 1, 1)
         for pos, is_timeout in ((3, True), (0, False), (1, False), (2, False), (3, False)):
             buffer.pos = pos
             buffer.add(state, after, chosen, reward, np.ones(1, np.bool_), [{"TimeLimit.truncated": is_timeout}])

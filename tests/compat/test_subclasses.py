@@ -45,7 +45,7 @@ globals().update({kind.__name__: kind for kind in KINDS})
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 @pytest.mark.parametrize("kind", KINDS, ids=[f"{kind.__module__.split('.')[2]}-{kind.__name__}" for kind in BUFFERS])
-def test_a_copy_keeps_what_the_subclass_has(kind: Any, copied: Any) -> None:
+def test_a_copy_keeps_the_attributes_of_a_subclass(kind: Any, copied: Any) -> None:
     buffer = kind("mine")
     buffer.later = 7
     other = copied(buffer)

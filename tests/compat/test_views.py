@@ -1,4 +1,4 @@
-"""One function writes what users assign to the attributes of every adapter."""
+"""Assignments to the attributes of the adapters' buffers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relive.compat.views import WriteThroughDict, assign
 from relive.errors import SchemaError
 
 
-def tensors(number: float) -> Any:
+def make_tensors(number: float) -> Any:
     return {"a": torch.full((2, 3), number), "b": torch.full((2,), int(number))}
 
 
@@ -43,11 +43,11 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_every_part_of_a_tree_is_written_or_the_assignment_is_refused(make: Any) -> None:
-    memory, value = make(tensors(0)), make(tensors(7))
+    memory, value = make(make_tensors(0)), make(make_tensors(7))
     assign("x", memory, value)
     parts = memory if isinstance(memory, tuple | list) else memory.values()
     assert [part.unique().tolist() for part in parts] == [[7], [7]]
-    for other in ({"a": torch.zeros(2, 3)}, {**tensors(1), "c": torch.zeros(2)}, [torch.zeros(2, 3)], None):
+    for other in ({"a": torch.zeros(2, 3)}, {**make_tensors(1), "c": torch.zeros(2)}, [torch.zeros(2, 3)], None):
         with pytest.raises(SchemaError, match=r"x: expected the keys \[.*\], got .* Assign every part"):
             assign("x", memory, other)
 
@@ -70,8 +70,8 @@ def test_numbers_that_would_change_and_other_shapes_are_refused(memory: Any, val
     assert memory is None or not memory.any()
 
 
-def test_a_key_of_a_dict_is_memory() -> None:
-    memory = tensors(0)
+def test_assigning_to_a_key_of_a_dict_writes_the_memory() -> None:
+    memory = make_tensors(0)
     view = WriteThroughDict("x", memory)
     view["a"] = torch.ones(2, 3)
     view.update(b=[2, 2])
@@ -84,18 +84,18 @@ def test_a_key_of_a_dict_is_memory() -> None:
 
 @pytest.mark.parametrize("memory", [torch.zeros(2), np.zeros(2)], ids=["torch", "numpy"])
 @pytest.mark.parametrize("value", [None, "x", object()], ids=["None", "text", "object"])
-def test_values_that_are_no_numbers_are_refused(memory: Any, value: Any) -> None:
+def test_values_without_numbers_are_refused(memory: Any, value: Any) -> None:
     with pytest.raises(SchemaError, match=r"x: expected .*shape \(2,\), got"):
         assign("x", memory, value)
 
 
 def test_a_part_that_does_not_fit_leaves_the_other_parts_unchanged() -> None:
-    memory = tensors(0)
+    memory = make_tensors(0)
     with pytest.raises(SchemaError, match=r"x\.b: expected shape \(2,\)"):
         assign("x", memory, {"a": torch.ones(2, 3), "b": torch.ones(5)})
     assert not memory["a"].any()
 
 
-def test_a_number_for_a_dict_is_named_in_the_message() -> None:
+def test_the_message_names_the_type_of_a_number_that_is_assigned_to_a_dict() -> None:
     with pytest.raises(SchemaError, match=r"expected the keys \['a', 'b'\], got int"):
-        assign("x", tensors(0), 0)
+        assign("x", make_tensors(0), 0)

@@ -40,8 +40,8 @@ _CORE_FIELDS = {
     "log_probs": "log_prob",
 }
 """Stable-Baselines3's arrays that are the core's memory."""
-_ATTACHED_FIELDS = {"advantages": "advantage", "returns": "return"}
-"""Stable-Baselines3's arrays that are attached to the core for batches."""
+_SCORES = {"advantages": "advantage", "returns": "return"}
+"""Stable-Baselines3's arrays of computed numbers, and the core's names of them."""
 
 
 class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
@@ -53,7 +53,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     """
 
     observations, actions, rewards, values, log_probs = memory_views(*_CORE_FIELDS)
-    advantages, returns, episode_starts = memory_views(*_ATTACHED_FIELDS, "episode_starts")
+    advantages, returns, episode_starts = memory_views(*_SCORES, "episode_starts")
 
     def __init__(
         self,
@@ -110,8 +110,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     @property
     def nbytes(self) -> int:
         """Size of the memory in bytes."""
-        outside_core = set(self._arrays) - set(_CORE_FIELDS)
-        return self._core.nbytes + sum(self._arrays[name].nbytes for name in outside_core)
+        return self._core.nbytes + sum(x.nbytes for name, x in self._arrays.items() if name not in _CORE_FIELDS)
 
     def reset(self) -> None:
         """Remove the stored steps. The arrays become zero, except observations and actions."""
@@ -169,7 +168,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         ended = torch.from_numpy(np.concatenate(starts_after) != 0)
         last = last_values.detach().reshape(self.n_envs).to(value)
         scores = advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
-        for name, score in zip(_ATTACHED_FIELDS, scores, strict=True):
+        for name, score in zip(_SCORES, scores, strict=True):
             arrays[name][:steps] = score.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
@@ -182,18 +181,14 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         if core.num_stored != self.buffer_size:
             core.take_back()
         core.attach(
-            {core_name: torch.from_numpy(self._arrays[name]) for name, core_name in self._attached_fields().items()}
+            {core_name: torch.from_numpy(self._arrays[name]) for name, core_name in self._attached_fields.items()}
         )
         self.generator_ready = True
         size = self.buffer_size * self.n_envs if batch_size is None else batch_size
         device = None if self.device.type == "cpu" else self.device
-        fields = ("obs", "action", "value", "log_prob", *self._attached_fields().values())
+        fields = ("obs", "action", "value", "log_prob", *self._attached_fields.values())
         for batch in core.minibatches(size, fields=fields, device=device):
             yield self._samples([batch[name] for name in fields])
-
-    def _attached_fields(self) -> dict[str, str]:
-        """Return the core's name of each array that is attached for batches."""
-        return _ATTACHED_FIELDS
 
     def _require_full(self) -> None:
         if not self.full:
@@ -209,6 +204,8 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
             return self._batch_types[0](obs, action, *other_parts)
         return self._batch_types[1](dict(obs.items()), action, *other_parts)
 
+    _attached_fields = _SCORES
+    """The core's names of the arrays that are attached to it for batches."""
     _batch_types: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
     """Types of batches: with one tensor of observations, and with a dict of tensors."""
     _casts_actions = True

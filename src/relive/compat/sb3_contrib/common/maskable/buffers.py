@@ -30,6 +30,7 @@ class _MaskableBuffer(RolloutBuffer):
 
     (action_masks,) = memory_views("action_masks")
     _batch_types = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
+    _attached_fields = RolloutBuffer._attached_fields | {"action_masks": "action_masks"}
     _casts_actions = False
 
     def _allocate(self) -> None:
@@ -48,9 +49,6 @@ class _MaskableBuffer(RolloutBuffer):
         super().add(*args, **kwargs)
         if action_masks is not None:
             self._arrays["action_masks"][row] = action_masks.reshape(self.n_envs, self.mask_dims)
-
-    def _attached_fields(self) -> dict[str, str]:
-        return {**super()._attached_fields(), "action_masks": "action_masks"}
 
 
 class MaskableRolloutBuffer(_MaskableBuffer, contrib.MaskableRolloutBuffer):
