@@ -50,7 +50,7 @@ def missing(device: str) -> str | None:
 
 def libraries(device: str, fasttd3: Path | None) -> Iterator[Library]:
     """Yield relive with the device's kernels, relive with torch ops, and the installed peers."""
-    served = kernels.serving([torch.zeros(1, device=device)])
+    served = kernels.choose_backend([torch.zeros(1, device=device)])
     yield Library(f"relive ({served})", launches.ours(device))
     if served != "torch":
         yield Library("relive (torch ops)", launches.ours(device), kernels.force_torch)

@@ -149,7 +149,7 @@ def measure_seconds(call: Callable[[], object], target: Target) -> float:
 def describe_machine(target: Target) -> Iterator[Row]:
     """List the versions, the driver and the device."""
     with target.kernels():
-        backend_name = kernels.serving([torch.zeros(1, device=target.device)])
+        backend_name = kernels.choose_backend([torch.zeros(1, device=target.device)])
     triton = sys.modules.get("triton")
     facts = {
         "relive": rl.__version__, "torch": torch.__version__, "CUDA or ROCm": torch.version.cuda or torch.version.hip,

@@ -115,7 +115,7 @@ def test_every_call_runs_and_nothing_waits(on: Place, monkeypatch: pytest.Monkey
 
 
 def test_a_training_step_is_captured_in_a_cuda_graph(on: Place) -> None:
-    if on.device.type != "cuda" or kernels.serving([torch.zeros(1, device=on.device)]) != "triton":
+    if on.device.type != "cuda" or kernels.choose_backend([torch.zeros(1, device=on.device)]) != "triton":
         pytest.skip("only Triton's kernels on a CUDA device are captured")
     _, there = both(on, 60, sampler=rl.Prioritized())
     out = there.sample(64)

@@ -133,7 +133,7 @@ class TestMeta:
 
 
 class _Largest(Launches):
-    """Number of elements of the largest result; a result written in place counts its rows."""
+    """Records the number of elements of the largest result. If a result is written in place, only its rows count."""
 
     made = 0
 

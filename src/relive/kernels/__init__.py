@@ -158,7 +158,7 @@ def without_exchange() -> Iterator[None]:
         _native.set_exchange(True)
 
 
-def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "triton", "torch"]:
+def choose_backend(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "triton", "torch"]:
     """Return the backend for a ring in these tensors, with stacks of `frames` frames."""
     if runs_triton(tensors):
         return "triton"

@@ -79,8 +79,6 @@ class WriteBack(_Bridge):
 
 
 class PriorityTree(_Bridge):
-    """The priority tree."""
-
     sizes = None if _native is None else _native.PriorityTree.sizes
 
     def __init__(self, *arguments: Any) -> None:

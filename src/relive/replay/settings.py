@@ -74,15 +74,15 @@ class ReplaySettings:
             stores_next_obs=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
             same_step=self.autoreset is AutoresetMode.SAME_STEP, has_stats=self.observers.stats is not None,
         )  # fmt: skip
-        kind = kernels.serving(rows.tensors, rows.schema.deepest_stack)
-        if kind not in ("torch", "triton"):
-            return (NativeBackend if kind == "native" else BridgedBackend)(rows)
+        backend_name = kernels.choose_backend(rows.tensors, rows.schema.deepest_stack)
+        if backend_name not in ("torch", "triton"):
+            return (NativeBackend if backend_name == "native" else BridgedBackend)(rows)
         if allocator.persistent:
             remedy = "Declare fewer leaves, axes or frames, or keep the buffer in this process's own memory."
             got = f"{len(rows.leaves)} leaves that it cannot"
             expected = "fields that the native core can write, as shared and disk memory need"
             raise SchemaError(explain("device", expected, got, remedy))
-        if kind == "torch":
+        if backend_name == "torch":
             return TorchBackend(rows)
         from relive.replay.triton_backend import TritonBackend  # noqa: PLC0415 (imports Triton)
 

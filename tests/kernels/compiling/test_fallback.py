@@ -17,7 +17,7 @@ from tests.kernels.compiling.two_gpus import Gpus, patch_torch
 
 @pytest.fixture(autouse=True)
 def _clear_cache() -> Iterator[None]:
-    """Clear the cached answers whether Triton works on a device."""
+    """Clear the cached results of whether Triton works on a device."""
     kernels._triton_works_on.cache_clear()
     yield
     kernels._triton_works_on.cache_clear()
@@ -28,7 +28,7 @@ def query_backend() -> tuple[list[str], list[str]]:
     with patch_torch(Gpus()) as mode, mode, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tensors = [torch.zeros(3, device="cuda:1")]
-        backends = [kernels.serving(tensors), kernels.serving(tensors)]
+        backends = [kernels.choose_backend(tensors), kernels.choose_backend(tensors)]
     return backends, [str(warning.message) for warning in caught]
 
 

@@ -216,7 +216,7 @@ def calls(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
 
 
 def run(gpus: Gpus, device: str, names: list[str], inside: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Prepare each call, call it, and call it again in a new thread."""
+    """Make each call, run it, and run it again in a new thread."""
     for name, prepare in calls(device).items():
         if names and name not in names:
             continue
