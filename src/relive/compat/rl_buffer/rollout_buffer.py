@@ -159,10 +159,10 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
             order = torch.randperm(count, generator=self._random, device=self.store_device)
         else:
             order = torch.arange(count, device=self.store_device)
-        return (
-            RolloutBatch(**{name: gather_rows(index, x).to(self.device) for name, x in columns.items()})
-            for index in order.split(batch_size)
-        )
+        batches = ({name: gather_rows(index, x) for name, x in columns.items()} for index in order.split(batch_size))
+        if self.device != self.store_device:
+            batches = ({name: x.to(self.device) for name, x in batch.items()} for batch in batches)
+        return (RolloutBatch(**batch) for batch in batches)
 
     def get_sequences(
         self, sequence_length: int | None, batch_size: int, shuffle: bool = True
