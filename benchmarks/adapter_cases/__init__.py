@@ -1,4 +1,4 @@
-"""The calls of a training loop, one module per original, on our class and on the original's with the same set-up."""
+"""The calls of training loops, one module per original; each call has the same set-up on both sides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Case"]
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an adapter, and the same call of the original."""
+    """One call of an adapter's class, and the same call of the original's class."""
 
     name: str
     ours: Callable[[], Callable[[], Any]]

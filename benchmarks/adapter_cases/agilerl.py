@@ -30,7 +30,7 @@ Call = Callable[[], Any]
 
 def cases() -> list[Case]:
     """Return every call with the set-up of both sides."""
-    made = {
+    calls = {
         "replay add": ("ReplayBuffer", _prepare_add),
         "replay sample": ("ReplayBuffer", _prepare_sample),
         "n-step add": ("MultiStepReplayBuffer", _prepare_add),
@@ -47,17 +47,18 @@ def cases() -> list[Case]:
         "recurrent get_minibatch_sequences": (True, _prepare_iteration),
     }
     return [
-        Case(name, _side(kind, call, ours=True), _side(kind, call, ours=False)) for name, (kind, call) in made.items()
+        Case(name, _prepare_side(kind, call, ours=True), _prepare_side(kind, call, ours=False))
+        for name, (kind, call) in calls.items()
     ]
 
 
-def _side(kind: str | bool, call: Callable[[Any], Call], ours: bool) -> Callable[[], Call]:
+def _prepare_side(kind: str | bool, call: Callable[[Any], Call], ours: bool) -> Callable[[], Call]:
     if isinstance(kind, str):
-        return lambda: call(_replay(getattr(our_replay if ours else their_replay, kind)))
-    return lambda: call(_rollout((our_rollout if ours else their_rollout).RolloutBuffer, recurrent=kind))
+        return lambda: call(_fill_replay(getattr(our_replay if ours else their_replay, kind)))
+    return lambda: call(_fill_rollout((our_rollout if ours else their_rollout).RolloutBuffer, recurrent=kind))
 
 
-def _step() -> TensorDict:
+def _make_step() -> TensorDict:
     """Return a step of all environments, as `train_off_policy` makes it."""
     transition = Transition(
         obs=RANDOM.random((ENVS, OBS)).astype(np.float32),
@@ -70,15 +71,15 @@ def _step() -> TensorDict:
     return transition.to_tensordict()
 
 
-def _replay(kind: Any) -> Any:
+def _fill_replay(kind: Any) -> Any:
     buffer = kind(CAPACITY)
     for _ in range(CAPACITY // ENVS):
-        buffer.add(_step())
+        buffer.add(_make_step())
     return buffer
 
 
 def _prepare_add(buffer: Any) -> Call:
-    step = _step()
+    step = _make_step()
     return lambda: buffer.add(step)
 
 
@@ -100,7 +101,7 @@ def _prepare_lookup(buffer: Any) -> Call:
     return lambda: buffer.sample_from_indices(index.squeeze(1))
 
 
-def _rollout(kind: Any, recurrent: bool) -> Any:
+def _fill_rollout(kind: Any, recurrent: bool) -> Any:
     """Return a full rollout, with its advantages."""
     architecture = {"shared_encoder_h": (LAYERS, ENVS, HIDDEN), "shared_encoder_c": (LAYERS, ENVS, HIDDEN)}
     buffer = kind(
@@ -113,12 +114,12 @@ def _rollout(kind: Any, recurrent: bool) -> Any:
         max_seq_len=16 if recurrent else None,
     )
     for _ in range(STEPS):
-        buffer.add(**_rollout_step(recurrent))
+        buffer.add(**_make_rollout_step(recurrent))
     buffer.compute_returns_and_advantages(torch.zeros(ENVS), torch.zeros(ENVS))
     return buffer
 
 
-def _rollout_step(recurrent: bool) -> dict[str, Any]:
+def _make_rollout_step(recurrent: bool) -> dict[str, Any]:
     """Return a step of all environments, as `collect_rollouts` gives it."""
     step = {
         "obs": RANDOM.random((ENVS, OBS)).astype(np.float32),
@@ -136,7 +137,7 @@ def _rollout_step(recurrent: bool) -> dict[str, Any]:
 
 
 def _prepare_step(buffer: Any) -> Call:
-    step = _rollout_step(buffer.recurrent)
+    step = _make_rollout_step(buffer.recurrent)
 
     def call() -> None:
         if buffer.pos == buffer.capacity:

@@ -19,33 +19,33 @@ _PREFIXES = ("relive.compat.rl_buffer", "rl_buffer")
 def cases() -> list[Case]:
     """Return every call. The original must be importable as `rl_buffer`, at commit 1d8b3f3."""
     calls = {
-        "ReplayBuffer.add": partial(_replay, "add"),
-        "ReplayBuffer.get": partial(_replay, "get"),
-        "PrioritizedReplayBuffer.add": partial(_prioritized, "add"),
-        "PrioritizedReplayBuffer.get": partial(_prioritized, "get"),
-        "PrioritizedReplayBuffer.update_priorities": partial(_prioritized, "update_priorities"),
-        "SharedReplayBuffer.add": partial(_shared, "add"),
-        "SharedReplayBuffer.get": partial(_shared, "get"),
-        "RolloutBuffer.add": _rollout_add,
-        "RolloutBuffer.compute_returns_and_advantages": partial(_rollout, "compute_returns_and_advantages"),
-        "RolloutBuffer.get (an epoch)": partial(_rollout, "get"),
-        "RolloutBuffer.normalize_advantages": partial(_rollout, "normalize_advantages"),
-        "StatsTracker.update": partial(_tracker, "update"),
-        "StatsTracker.get_statistics": partial(_tracker, "get_statistics"),
-        "SumTree.update": partial(_sum_tree, "update"),
-        "SumTree.get": partial(_sum_tree, "get"),
+        "ReplayBuffer.add": partial(_prepare_replay, "add"),
+        "ReplayBuffer.get": partial(_prepare_replay, "get"),
+        "PrioritizedReplayBuffer.add": partial(_prepare_prioritized, "add"),
+        "PrioritizedReplayBuffer.get": partial(_prepare_prioritized, "get"),
+        "PrioritizedReplayBuffer.update_priorities": partial(_prepare_prioritized, "update_priorities"),
+        "SharedReplayBuffer.add": partial(_prepare_shared, "add"),
+        "SharedReplayBuffer.get": partial(_prepare_shared, "get"),
+        "RolloutBuffer.add": _prepare_rollout_add,
+        "RolloutBuffer.compute_returns_and_advantages": partial(_prepare_rollout, "compute_returns_and_advantages"),
+        "RolloutBuffer.get (an epoch)": partial(_prepare_rollout, "get"),
+        "RolloutBuffer.normalize_advantages": partial(_prepare_rollout, "normalize_advantages"),
+        "StatsTracker.update": partial(_prepare_tracker, "update"),
+        "StatsTracker.get_statistics": partial(_prepare_tracker, "get_statistics"),
+        "SumTree.update": partial(_prepare_sum_tree, "update"),
+        "SumTree.get": partial(_prepare_sum_tree, "get"),
     }
     return [Case(name, *(partial(call, prefix) for prefix in _PREFIXES)) for name, call in calls.items()]
 
 
-def _made(prefix: str, path: str, *arguments: Any) -> Any:
+def _make_buffer(prefix: str, path: str, *arguments: Any) -> Any:
     module, _, name = path.rpartition(".")
     tracker = import_module(f"{prefix}.stats_tracker").StatsTracker(_ENVS)
     size = _STEPS if name == "RolloutBuffer" else 1000
     return getattr(import_module(f"{prefix}.{module}"), name)(size, _ENVS, (_OBS,), (2,), tracker, *arguments)
 
 
-def _of_replay(buffer: Any, method: str) -> Callable[[], Any]:
+def _prepare_replay_call(buffer: Any, method: str) -> Callable[[], Any]:
     flags = torch.zeros(2, _ENVS, dtype=torch.bool)
     step = (torch.randn(_ENVS, _OBS), torch.randn(_ENVS, 2), torch.randn(_ENVS), *flags, torch.randn(_ENVS, _OBS))
     for _ in range(2 * _BATCH // _ENVS):
@@ -57,25 +57,25 @@ def _of_replay(buffer: Any, method: str) -> Callable[[], Any]:
     return partial(buffer.update_priorities, buffer.get(_BATCH).indices, torch.rand(_BATCH))
 
 
-def _replay(method: str, prefix: str) -> Callable[[], Any]:
-    return _of_replay(_made(prefix, "replay_buffer.ReplayBuffer"), method)
+def _prepare_replay(method: str, prefix: str) -> Callable[[], Any]:
+    return _prepare_replay_call(_make_buffer(prefix, "replay_buffer.ReplayBuffer"), method)
 
 
-def _prioritized(method: str, prefix: str) -> Callable[[], Any]:
-    return _of_replay(_made(prefix, "prioritized_replay_buffer.PrioritizedReplayBuffer"), method)
+def _prepare_prioritized(method: str, prefix: str) -> Callable[[], Any]:
+    return _prepare_replay_call(_make_buffer(prefix, "prioritized_replay_buffer.PrioritizedReplayBuffer"), method)
 
 
-def _shared(method: str, prefix: str) -> Callable[[], Any]:
-    return _of_replay(_made(prefix, "shared_replay_buffer.SharedReplayBuffer", True), method)
+def _prepare_shared(method: str, prefix: str) -> Callable[[], Any]:
+    return _prepare_replay_call(_make_buffer(prefix, "shared_replay_buffer.SharedReplayBuffer", True), method)
 
 
-def _rollout_step() -> tuple[torch.Tensor, ...]:
+def _make_rollout_step() -> tuple[torch.Tensor, ...]:
     done = torch.zeros(_ENVS, dtype=torch.bool)
     return torch.randn(_ENVS, _OBS), torch.randn(_ENVS, 2), torch.randn(_ENVS), done, *torch.randn(2, _ENVS)
 
 
-def _rollout_add(prefix: str) -> Callable[[], Any]:
-    buffer, step = _made(prefix, "rollout_buffer.RolloutBuffer"), _rollout_step()
+def _prepare_rollout_add(prefix: str) -> Callable[[], Any]:
+    buffer, step = _make_buffer(prefix, "rollout_buffer.RolloutBuffer"), _make_rollout_step()
 
     def call() -> None:
         if buffer.full:
@@ -85,10 +85,10 @@ def _rollout_add(prefix: str) -> Callable[[], Any]:
     return call
 
 
-def _rollout(method: str, prefix: str) -> Callable[[], Any]:
-    buffer = _made(prefix, "rollout_buffer.RolloutBuffer")
+def _prepare_rollout(method: str, prefix: str) -> Callable[[], Any]:
+    buffer = _make_buffer(prefix, "rollout_buffer.RolloutBuffer")
     for _ in range(_STEPS):
-        buffer.add(*_rollout_step())
+        buffer.add(*_make_rollout_step())
     last = torch.zeros(_ENVS), torch.zeros(_ENVS, dtype=torch.bool)
     buffer.compute_returns_and_advantages(*last)
     if method == "get":
@@ -96,7 +96,7 @@ def _rollout(method: str, prefix: str) -> Callable[[], Any]:
     return partial(getattr(buffer, method), *(last if method == "compute_returns_and_advantages" else ()))
 
 
-def _tracker(method: str, prefix: str) -> Callable[[], Any]:
+def _prepare_tracker(method: str, prefix: str) -> Callable[[], Any]:
     tracker = import_module(f"{prefix}.stats_tracker").StatsTracker(_ENVS)
     dones, rewards = np.arange(_ENVS) == 3, np.ones(_ENVS, dtype=np.float32)
     for _ in range(20):
@@ -104,7 +104,7 @@ def _tracker(method: str, prefix: str) -> Callable[[], Any]:
     return partial(tracker.update, dones, rewards) if method == "update" else tracker.get_statistics
 
 
-def _sum_tree(method: str, prefix: str) -> Callable[[], Any]:
+def _prepare_sum_tree(method: str, prefix: str) -> Callable[[], Any]:
     tree = import_module(f"{prefix}.utils.sum_tree").SumTree(1 << 14)
     for priority in range(1 << 14):
         tree.add(float(priority))

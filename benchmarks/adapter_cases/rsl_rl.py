@@ -24,18 +24,20 @@ def cases() -> list[Case]:
     """Return every call; reading is measured over all epochs of one update."""
     calls: dict[str, Callable[[Any], Call]] = {}
     for num_envs in (16, 512, 4096):
-        calls[f"add_transition, {num_envs:,} environments"] = partial(_add, "rl", num_envs, False)
-    calls["add_transition, 512 environments, LSTM"] = partial(_add, "rl", 512, True)
-    calls["add_transition, 512 environments, distillation"] = partial(_add, "distillation", 512, False)
+        calls[f"add_transition, {num_envs:,} environments"] = partial(_prepare_add, "rl", num_envs, False)
+    calls["add_transition, 512 environments, LSTM"] = partial(_prepare_add, "rl", 512, True)
+    calls["add_transition, 512 environments, distillation"] = partial(_prepare_add, "distillation", 512, False)
     for num_envs in (16, 512, 4096):
-        calls[f"mini_batch_generator, {num_envs:,} environments"] = partial(_minibatches, num_envs)
+        calls[f"mini_batch_generator, {num_envs:,} environments"] = partial(_prepare_minibatches, num_envs)
     for num_envs in (16, 512):
-        calls[f"recurrent_mini_batch_generator, {num_envs:,} environments"] = partial(_recurrent, num_envs)
-    calls["generator, 512 environments"] = _distilled
+        calls[f"recurrent_mini_batch_generator, {num_envs:,} environments"] = partial(
+            _prepare_recurrent_minibatches, num_envs
+        )
+    calls["generator, 512 environments"] = _prepare_distillation
     return [Case(name, partial(call, Ours), partial(call, Theirs)) for name, call in calls.items()]
 
 
-def _step(kind: Any, num_envs: int, recurrent: bool) -> Any:
+def _make_step(kind: Any, num_envs: int, recurrent: bool) -> Any:
     step = kind.Transition()
     observations = {"policy": torch.randn(num_envs, OBS), "critic": torch.randn(num_envs, PRIVILEGED)}
     step.observations = TensorDict(observations, [num_envs], device="cpu")
@@ -50,18 +52,18 @@ def _step(kind: Any, num_envs: int, recurrent: bool) -> Any:
     return step
 
 
-def _filled(kind: Any, training: str, num_envs: int, recurrent: bool = False) -> tuple[Any, Any]:
-    """Return a full storage, and the step that it was filled with."""
-    step = _step(kind, num_envs, recurrent)
+def _fill_storage(kind: Any, training: str, num_envs: int, recurrent: bool = False) -> tuple[Any, Any]:
+    """Return a full storage, and the step that fills it."""
+    step = _make_step(kind, num_envs, recurrent)
     storage = kind(training, num_envs, STEPS, step.observations, [ACTIONS])
     for _ in range(STEPS):
         storage.add_transition(step)
     return storage, step
 
 
-def _add(training: str, num_envs: int, recurrent: bool, kind: Any) -> Call:
+def _prepare_add(training: str, num_envs: int, recurrent: bool, kind: Any) -> Call:
     """Return a function that adds one step; the first of every 24 also clears."""
-    storage, step = _filled(kind, training, num_envs, recurrent)
+    storage, step = _fill_storage(kind, training, num_envs, recurrent)
 
     def call() -> None:
         if storage.step == STEPS:
@@ -71,16 +73,16 @@ def _add(training: str, num_envs: int, recurrent: bool, kind: Any) -> Call:
     return call
 
 
-def _minibatches(num_envs: int, kind: Any) -> Call:
-    storage, _ = _filled(kind, "rl", num_envs)
+def _prepare_minibatches(num_envs: int, kind: Any) -> Call:
+    storage, _ = _fill_storage(kind, "rl", num_envs)
     return lambda: [None for _ in storage.mini_batch_generator(MINIBATCHES, EPOCHS)]
 
 
-def _recurrent(num_envs: int, kind: Any) -> Call:
-    storage, _ = _filled(kind, "rl", num_envs, recurrent=True)
+def _prepare_recurrent_minibatches(num_envs: int, kind: Any) -> Call:
+    storage, _ = _fill_storage(kind, "rl", num_envs, recurrent=True)
     return lambda: [None for _ in storage.recurrent_mini_batch_generator(MINIBATCHES, EPOCHS)]
 
 
-def _distilled(kind: Any) -> Call:
-    storage, _ = _filled(kind, "distillation", 512)
+def _prepare_distillation(kind: Any) -> Call:
+    storage, _ = _fill_storage(kind, "distillation", 512)
     return lambda: [None for _ in storage.generator()]

@@ -1,10 +1,11 @@
 # pyright: reportMissingImports=false
-"""The calls of Stable-Baselines3's training loops, for DQN, SAC and TD3, for n steps, for HER, and for PPO and A2C."""
+"""The calls of Stable-Baselines3's training loops: DQN, SAC, TD3, n steps, HER, PPO and A2C."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,36 +38,41 @@ def cases() -> list[Case]:
         "dict replay": ("DictReplayBuffer", goals, ROWS, {}),
         "n-step replay": ("NStepReplayBuffer", vector, ROWS, {"n_steps": 3}),
     }
-    found = []
-    for name, (kind, given, rows, options) in replays.items():
-        for call, verb in ((_prepare_add, "add"), (_prepare_sample, "sample")):
-            found.append(
-                _case(f"{name} {verb}", kind, lambda owner, g=given, r=rows, o=options: _replay(owner, g, r, o), call)
-            )
-    for call, verb in ((_prepare_add, "add"), (_prepare_sample, "sample")):
-        found.append(
-            Case(
-                f"hindsight {verb}",
-                lambda c=call: c(_hindsight(OurHindsight)),
-                lambda c=call: c(_hindsight(TheirHindsight)),
-            )
-        )
     rollouts = {"rollout": ("RolloutBuffer", vector), "dict rollout": ("DictRolloutBuffer", goals)}
-    calls = {"reset and add": _stepping, "compute_returns_and_advantage": _prepare_estimate, "get": _prepare_iteration}
-    for name, (kind, given) in rollouts.items():
-        for verb, call in calls.items():
-            found.append(_case(f"{name} {verb}", kind, lambda owner, g=given: _rollout(owner, g), call))
-    return found
+    replay_calls = {"add": _prepare_add, "sample": _prepare_sample}
+    rollout_calls = {
+        "reset and add": _prepare_steps, "compute_returns_and_advantage": _prepare_estimate, "get": _prepare_iteration,
+    }  # fmt: skip
+    replay_cases = [
+        _make_case(f"{name} {verb}", _find_kinds(kind), partial(_fill_replay, pair, rows, options), call)
+        for name, (kind, pair, rows, options) in replays.items()
+        for verb, call in replay_calls.items()
+    ]
+    hindsight_cases = [
+        _make_case(f"hindsight {verb}", (OurHindsight, TheirHindsight), _fill_hindsight, call)
+        for verb, call in replay_calls.items()
+    ]
+    rollout_cases = [
+        _make_case(f"{name} {verb}", _find_kinds(kind), partial(_fill_rollout, pair), call)
+        for name, (kind, pair) in rollouts.items()
+        for verb, call in rollout_calls.items()
+    ]
+    return [*replay_cases, *hindsight_cases, *rollout_cases]
 
 
-def _case(name: str, kind: str, make: Callable[[Any], Any], call: Callable[[Any], Call]) -> Case:
-    ours, theirs = getattr(our_buffers, kind), getattr(their_buffers, kind)
-    return Case(name, lambda: call(make(ours)), lambda: call(make(theirs)))
+def _find_kinds(kind: str) -> tuple[Any, Any]:
+    """Return our class of this name, and Stable-Baselines3's."""
+    return getattr(our_buffers, kind), getattr(their_buffers, kind)
 
 
-def _drawn(space: spaces.Space[Any], random: np.random.Generator) -> Any:
+def _make_case(name: str, kinds: tuple[Any, Any], fill: Callable[[Any], Any], call: Callable[[Any], Call]) -> Case:
+    ours, theirs = kinds
+    return Case(name, lambda: call(fill(ours)), lambda: call(fill(theirs)))
+
+
+def _draw(space: spaces.Space[Any], random: np.random.Generator) -> Any:
     if isinstance(space, spaces.Dict):
-        return {key: _drawn(part, random) for key, part in space.spaces.items()}
+        return {key: _draw(part, random) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
         return random.integers(int(space.n), size=ENVS)
     if space.dtype == np.uint8:
@@ -74,20 +80,20 @@ def _drawn(space: spaces.Space[Any], random: np.random.Generator) -> Any:
     return random.normal(size=(ENVS, *(space.shape or ()))).astype(np.float32)
 
 
-def _steps(given: Any, count: int) -> list[Any]:
-    """Consecutive steps: each observation is the next observation of the step before."""
-    random, (obs_space, action_space) = np.random.default_rng(0), given
+def _make_steps(space_pair: Any, count: int) -> list[Any]:
+    """Make consecutive steps: each observation is the next observation of the previous step."""
+    random, (obs_space, action_space) = np.random.default_rng(0), space_pair
     infos: list[dict[str, Any]] = [{} for _ in range(ENVS)]
-    observations = [_drawn(obs_space, random) for _ in range(count + 1)]
+    observations = [_draw(obs_space, random) for _ in range(count + 1)]
     return [
-        (obs, after, _drawn(action_space, random), random.normal(size=ENVS).astype(np.float32),
+        (obs, next_obs, _draw(action_space, random), random.normal(size=ENVS).astype(np.float32),
          random.random(ENVS) < 0.005, infos)
-        for obs, after in itertools.pairwise(observations)
+        for obs, next_obs in itertools.pairwise(observations)
     ]  # fmt: skip
 
 
-class _Filled:
-    """A full buffer, and the steps to add next."""
+class _FilledBuffer:
+    """A full buffer, and steps that can be added to it."""
 
     def __init__(self, buffer: Any, steps: list[Any]) -> None:
         self.buffer, self.steps = buffer, steps
@@ -95,53 +101,53 @@ class _Filled:
             buffer.add(*steps[number % len(steps)])
 
 
-def _replay(owner: Any, given: Any, rows: int, options: dict[str, Any]) -> _Filled:
-    return _Filled(owner(rows, *given, device="cpu", n_envs=ENVS, **options), _steps(given, 64))
+def _fill_replay(space_pair: Any, rows: int, options: dict[str, Any], owner: Any) -> _FilledBuffer:
+    return _FilledBuffer(owner(rows, *space_pair, device="cpu", n_envs=ENVS, **options), _make_steps(space_pair, 64))
 
 
-def _hindsight(owner: Any) -> _Filled:
+def _fill_hindsight(owner: Any) -> _FilledBuffer:
     env = make_vec_env(lambda: BitFlippingEnv(n_bits=8, continuous=True, max_steps=20), ENVS)
     buffer = owner(ROWS, env.observation_space, env.action_space, env, device="cpu", n_envs=ENVS)
     obs: Any = env.reset()
-    after: Any
+    next_obs: Any
     steps, random = [], np.random.default_rng(0)
     for _ in range(200):
         action = random.normal(size=(ENVS, 8)).astype(np.float32)
-        after, reward, done, infos = env.step(action)
+        next_obs, reward, done, infos = env.step(action)
         steps.append(
             (
                 {k: v.copy() for k, v in obs.items()},
-                {k: v.copy() for k, v in after.items()},
+                {k: v.copy() for k, v in next_obs.items()},
                 action,
                 reward,
                 done,
                 infos,
             )
         )
-        obs = after
-    return _Filled(buffer, steps)
+        obs = next_obs
+    return _FilledBuffer(buffer, steps)
 
 
-def _prepare_add(filled: _Filled) -> Call:
-    number, steps, buffer = iter(range(2**62)), filled.steps, filled.buffer
+def _prepare_add(full: _FilledBuffer) -> Call:
+    number, steps, buffer = iter(range(2**62)), full.steps, full.buffer
     return lambda: buffer.add(*steps[next(number) % len(steps)])
 
 
-def _prepare_sample(filled: _Filled) -> Call:
-    return lambda: filled.buffer.sample(BATCH)
+def _prepare_sample(full: _FilledBuffer) -> Call:
+    return lambda: full.buffer.sample(BATCH)
 
 
-def _rollout(owner: Any, given: Any) -> Any:
-    buffer = owner(STEPS, *given, device="cpu", n_envs=ENVS, gae_lambda=0.95)
-    _stepping(buffer)()
+def _fill_rollout(space_pair: Any, owner: Any) -> Any:
+    buffer = owner(STEPS, *space_pair, device="cpu", n_envs=ENVS, gae_lambda=0.95)
+    _prepare_steps(buffer)()
     _prepare_estimate(buffer)()
     return buffer
 
 
-def _stepping(buffer: Any) -> Call:
-    """Return one rollout, as `collect_rollouts` stores it."""
+def _prepare_steps(buffer: Any) -> Call:
+    """Return a call that stores one rollout, as `collect_rollouts` does."""
     value, log_prob = torch.randn(ENVS, 1), torch.randn(ENVS)
-    steps = _steps((buffer.observation_space, buffer.action_space), STEPS)
+    steps = _make_steps((buffer.observation_space, buffer.action_space), STEPS)
 
     def call() -> None:
         buffer.reset()
