@@ -81,9 +81,10 @@ class StepInput:
         terminated = batch["terminated"]
         if type(terminated) is not torch.Tensor:
             terminated = as_tensor("terminated", terminated, self._rows.device)
-        if not terminated.ndim or not len(terminated):
+        shape = terminated.shape
+        if not shape or not shape[0]:
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
-        return leaves, self.flatten_next_obs(batch["next_obs"]), len(terminated)
+        return leaves, self.flatten_next_obs(batch["next_obs"]), shape[0]
 
     def state(self) -> State:
         """Return the state to save: the staged fields."""
