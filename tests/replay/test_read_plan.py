@@ -108,7 +108,7 @@ class Relative:
         return rl.Transition().plan(schema)
 
     def finish(self, batch: Leaves, context: Any) -> Leaves:
-        later = context.column(("obs",), context.later(torch.ones_like(context.slots)))
+        later = context.column(("obs",), context.shift(torch.ones_like(context.slots)))
         return {
             ("left",): context.count_following(),
             ("gone",): context.count_preceding(),

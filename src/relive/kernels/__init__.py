@@ -158,13 +158,11 @@ def without_exchange() -> Iterator[None]:
         _native.set_exchange(True)
 
 
-def choose_backend(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "triton", "torch"]:
+def choose_backend(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "triton", "torch"]:
     """Return the backend for a ring in these tensors, with stacks of `frames` frames."""
     if runs_triton(tensors):
         return "triton"
-    if not runs_native(tensors) or frames > native().MAX_FRAMES:
-        return "torch"
-    return "native" if exchange() else "bridged"
+    return "native" if runs_native(tensors) and frames <= native().MAX_FRAMES else "torch"
 
 
 def core() -> Any:

@@ -1,4 +1,4 @@
-"""Reading items of many columns by an index, and random orders of items."""
+"""Readers of items from many columns by an index, and random orders of items."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Reader(Protocol):
-    """Reads items of columns by an int64 index; the leading axes of each column are one flat axis of items."""
+    """Reads items of several columns by an int64 index."""
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         """Return the items `index[start:stop]` of every column, in new tensors [count, …].
@@ -34,7 +34,7 @@ class Reader(Protocol):
 
 
 def make_reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
-    """Return a reader of the first `items` items of columns whose first `lead` axes number the items."""
+    """Return a reader of columns; the first `lead` axes of each column count as one flat axis of `items` items."""
     if kernels.runs_native(columns):
         return kernels.core().Gather(list(columns), [column.ndim - lead for column in columns], items)
     if kernels.runs_triton(columns) and all(column.is_contiguous() for column in columns):
@@ -45,12 +45,12 @@ def make_reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reade
 
 
 class RebindingReader(Generic[T]):
-    """A reader that is rebuilt after the memory of its columns moved, as when a caller called `share_memory_`."""
+    """Holder of a reader that is remade after the memory of its columns moved, as `share_memory_` of torch does."""
 
     def __init__(self, make: Callable[[], T], columns: Sequence[torch.Tensor], is_exposed: Callable[[], bool]) -> None:
         self._make, self._columns, self._is_exposed = make, columns, is_exposed
         self._reader = make()
-        # Unless exposed, no caller has a reference to the tensors, so they cannot move.
+        # Tensors that are not exposed cannot move, because no caller has a reference to them.
         self._addresses = self._data_pointers() if is_exposed() else None
 
     def _data_pointers(self) -> list[int]:
@@ -69,11 +69,11 @@ class _TorchReader:
         self._columns = [as_indexable(column.flatten(0, lead - 1)) for column in columns]
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
-        rows = index if start == 0 and stop == len(index) else index[start:stop]
+        items = index if start == 0 and stop == len(index) else index[start:stop]
         if not padded:
-            leaves = [column.index_select(0, rows) for column in self._columns]
+            leaves = [column.index_select(0, items) for column in self._columns]
         else:
-            inside, is_padding = rows.clamp(min=0), rows < 0
+            inside, is_padding = items.clamp(min=0), items < 0
             leaves = [column.index_select(0, inside) for column in self._columns]
             leaves = [leaf.masked_fill_(add_axes(is_padding, leaf), 0) for leaf in leaves]
         return [
@@ -101,7 +101,7 @@ def copy_shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:
 
 
 def permutation(count: int, random: Randomness, device: torch.device) -> torch.Tensor:
-    """Return the numbers 0 to count − 1 in a random order."""
+    """Return the numbers 0 to `count` − 1 in a random order."""
     if device.type == "cpu" and kernels.exchange():
         return kernels.native().permutation(count, random.capsule)
     if device.type != "cpu":

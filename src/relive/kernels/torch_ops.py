@@ -74,8 +74,8 @@ def vtrace(
 
 
 def add_axes(flags: Tensor, like: Tensor) -> Tensor:
-    """View flags [B] with trailing axes of length one, to broadcast against `like` [B, …]."""
-    return flags.view(-1, *(1,) * (like.ndim - 1))
+    """View flags with trailing axes of length one, to broadcast against `like`, which has further axes at its end."""
+    return flags.view(*flags.shape, *(1,) * (like.ndim - flags.ndim))
 
 
 def n_step_sums(

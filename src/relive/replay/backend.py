@@ -41,7 +41,7 @@ class Backend:
         self.stores_next_obs = rows.stores_next_obs
         """Whether next observations are stored explicitly. Rows then have no order: only transitions can be read."""
         self.warning: str | None = None
-        """Pending warning about steps that look like a mistake; None without one."""
+        """Warning to issue about written steps that look like a mistake; None without one."""
         self._readers: dict[Any, Reader] = {}
         self._is_valid: Callable[[], bool] | None = None
         """Fast check of all invariants of the ring; finds a violation but does not explain it."""
@@ -57,11 +57,11 @@ class Backend:
         raise NotImplementedError
 
     def attach_counters(self, counters: Any) -> bool:
-        """Attach native counters that every write updates; returns False if this backend has no such call."""
+        """Make every write update these native counters; returns False if this backend cannot."""
         return False
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        """Overwrite mutable leaves at K > 0 slots [K]; -1 is skipped, and the last value of a repeated slot is used."""
+        """Overwrite mutable leaves at K > 0 slots [K]; slot -1 is skipped, and the last value for a slot is used."""
         raise NotImplementedError
 
     def track_changes(self) -> None:
@@ -87,7 +87,7 @@ class Backend:
         self.ring.recover()
 
     def late_warnings(self) -> Iterator[str]:
-        """Yield warnings about stored rows that could not be detected while writing."""
+        """Yield warnings about stored rows for mistakes that this backend does not detect while it writes."""
         return iter(())
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class Backend:
         return not len(self)
 
     def make_random(self, seed: int | None) -> Any:
-        """Make the random number generator for `draw`."""
+        """Make the random number generator that `draw` uses."""
         return Randomness(seed)
 
     def draw(self, count: int, random: Any) -> torch.Tensor:
@@ -112,46 +112,48 @@ class Backend:
         raise NotImplementedError
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
-        """Set the tree's mass at the slots that the last write changed; 0 if a slot holds no transition."""
+        """Set the mass in the priority tree of all transitions that the last write added, and 0 for removed ones."""
         raise NotImplementedError
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
-        """Make a reader of batches of this plan. Making one takes longer than reading a batch: cache it."""
+        """Make a reader of batches of this plan. Cache the reader: making it takes longer than reading a batch."""
         return TorchReader(self, plan)
 
     def read_leaves(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
-        """Read all leaves, or the leaves `leaves`, at slots; with `padded` a slot may be -1."""
-        which, stacked = range(len(self.rows.leaves)) if leaves is None else leaves, self.rows.stacked
-        unstacked = tuple(i for i in which if i not in stacked)
+        """Read the leaves with these indices, or all leaves, at slots; with `padded`, slot -1 gives zeros."""
+        indices, stacked = range(len(self.rows.leaves)) if leaves is None else leaves, self.rows.stacked
+        unstacked = tuple(i for i in indices if i not in stacked)
         tensors = self._gather(self.rows.leaves, unstacked, slots, padded)
-        if len(unstacked) == len(which):
+        if len(unstacked) == len(indices):
             return tensors
-        read = dict(zip(unstacked, tensors, strict=True))
-        return [read[i] if i in read else self._stack(slots, i) for i in which]
+        tensor_by_leaf = dict(zip(unstacked, tensors, strict=True))
+        return [tensor_by_leaf[i] if i in tensor_by_leaf else self._rebuild_stacks(slots, i) for i in indices]
 
     def read_next_leaves(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
-        """Read leaves of explicitly stored next observations."""
-        which = tuple(self.rows.obs_leaves.index(leaf) for leaf in leaves)
-        return self._gather(self.rows.next_leaves, which, slots, padded=False)
+        """Read the next observations at slots, which must be stored explicitly; `leaves` are indices in the schema."""
+        indices = tuple(self.rows.obs_leaves.index(leaf) for leaf in leaves)
+        return self._gather(self.rows.next_leaves, indices, slots, padded=False)
 
     def find_next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return slots and next slots [2, B] ([1, B] if next observations are stored), and the rows' ids."""
+        """Return slots and the slots after them [2, B], and the ids of the rows.
+
+        If next observations are stored explicitly, the slots after them are omitted [1, B].
+        """
         at = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.shift(slots)])
         return at, self.ids(slots)
 
     def _gather(
-        self, source: tuple[torch.Tensor, ...], which: tuple[int, ...], slots: torch.Tensor, padded: bool
+        self, source: tuple[torch.Tensor, ...], indices: tuple[int, ...], slots: torch.Tensor, padded: bool
     ) -> list[torch.Tensor]:
-        key = (source is self.rows.leaves, which)
+        key = (source is self.rows.leaves, indices)
         leaf_reader = self._readers.get(key)
         if leaf_reader is None:
-            leaf_reader = self._readers[key] = make_reader([source[i] for i in which], 2, self.ring.size)
+            leaf_reader = self._readers[key] = make_reader([source[i] for i in indices], 2, self.ring.size)
         return leaf_reader.take(slots, 0, len(slots), padded)
 
-    def _stack(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
-        """Rebuild the frame stacks at flat slots from single frames."""
+    def _rebuild_stacks(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
         return self.rows.rebuild_stacks(leaf, slots)
 
     def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
@@ -167,7 +169,7 @@ class Backend:
         return self.ring.ids_at(slots)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the slots of row ids, -1 for overwritten rows; raises an IndexError for ids never issued."""
+        """Return the slots of rows by id, -1 for overwritten rows; raises an IndexError for ids never issued."""
         raise NotImplementedError
 
     def stored(self) -> torch.Tensor:
@@ -179,13 +181,8 @@ class Backend:
         """Number of flat slots."""
         return self.ring.size
 
-    @property
-    def heads(self) -> torch.Tensor:
-        """Number of the row that each environment writes next [N]; shares memory."""
-        return self.ring.head
-
     def allocate(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Allocate zeros [num_slots] in the memory of the rows, shared and saved like them."""
+        """Allocate zeros [num_slots] in the kind of memory that holds the rows."""
         return self.allocator.allocate(f"sampler.{name}", (self.num_slots,), dtype)
 
     def check(self) -> None:
@@ -199,7 +196,7 @@ class Backend:
 
 
 def never_issued_error(ids: torch.Tensor, place: int) -> IndexError:
-    """Make the IndexError for an id that was never issued."""
+    """Make the IndexError for the id at position `place`, which was never issued."""
     remedy = "Pass ids from batch['index']."
     if int(ids[place]) == -1:
         remedy = "-1 pads batch['step_index']: pass it in its shape [B, L], or select by batch['mask']."

@@ -16,7 +16,6 @@ from relive.replay.continuity import ContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
-from relive.replay.torch_reader import TorchReader
 from relive.rng import Randomness
 from relive.schema.assembly import assemble, assembler
 from relive.schema.fields import Stacked, caller_shape
@@ -36,6 +35,8 @@ class NativeBackend(Backend):
         self._core = _make_ring(rows)
         self.native = kernels.native()
         """The native module; later calls of `kernels.force` do not affect it."""
+        self._makes_tensors = kernels.exchange()
+        """Whether the core can make torch tensors under this torch version."""
         self._is_valid = self._core.is_valid
         self._core.watch_cuts(rows.has_stats)
         self._write_back = _make_write_back(self._core, rows)
@@ -105,14 +106,14 @@ class NativeBackend(Backend):
         return self._draw_from_few(count, random) if slots is None else slots
 
     def _draw_from_few(self, count: int, random: Randomness) -> torch.Tensor:
-        """Draw from the list of all transitions, if they are too rare for the core's rejection sampling."""
+        """Draw from a list of all transitions, which are too rare for the core's rejection sampling."""
         slots = self.stored() if self._few_slots is None else self._few_slots
         self._few_slots = slots if self._is_alone else None
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def holds_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
-        """Whether every slot still holds the row with the corresponding id, as a transition."""
+        """Whether every slot still holds the transition with its id."""
         return self._core.holds(slots, ids)
 
     def priority_tree(self) -> NativeTree:
@@ -124,9 +125,9 @@ class NativeBackend(Backend):
         self.priority_tree().set_written_slots(self._core.touched, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
-        # The core sums float32 and float64 only.
+        # Without the exchange API the core cannot make the tensors of a batch, and it sums float32 and float64 only.
         summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
-        if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
+        if self._makes_tensors and all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
             return NativeReader(self, self._core.memory, plan)
         return super().make_reader(plan)
 
@@ -137,11 +138,11 @@ class NativeBackend(Backend):
         return super().read_leaves(slots, leaves, padded=padded)
 
     def _request_pages(self, slots: torch.Tensor) -> None:
-        """Ask the operating system to load the rows' pages before they are read."""
+        """Ask the operating system to load the pages of rows that are read next."""
         if self._reads_files:
             self._core.fetch(slots.contiguous())
 
-    def _stack(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
+    def _rebuild_stacks(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
         out = self.rows.leaves[leaf].new_empty((len(slots), *caller_shape(self.schema.fields[leaf])))
         self._core.stack(slots, leaf, out)
         return out
@@ -179,7 +180,7 @@ class NativeBackend(Backend):
         return torn
 
     def discard_unfinished_rewrite(self) -> None:
-        """Discard the unfinished rewrite of a process that died."""
+        """Discard the rewrite that a process had not finished when it died."""
         if self.rows.rewrite_journal is not None:
             self.rows.rewrite_journal[0] = 0
 
@@ -194,7 +195,6 @@ class NativeBackend(Backend):
         return is_damaged
 
     def check_row_checksums(self) -> None:
-        """Verify the checksum of every row on the disk."""
         ring = self.ring
         if not self._reads_files:
             return
@@ -207,15 +207,8 @@ class NativeBackend(Backend):
             raise InvariantError(explain(where, "the bytes that were written", got, remedy))
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
-        """Start writing a piece of a file to the disk without waiting for it."""
+        """Start writing a range of a file to the disk without waiting."""
         self._core.write_behind(file, offset, nbytes)
-
-
-class BridgedBackend(NativeBackend):
-    """The C++ core under a torch version whose tensors it cannot create: batches are read leaf by leaf."""
-
-    def make_reader(self, plan: ReadPlan) -> PlanReader:
-        return TorchReader(self, plan)
 
 
 class NativeReader(PlanReader):
@@ -244,7 +237,7 @@ class NativeReader(PlanReader):
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        # Without strict=, which would double the time of this loop.
+        # strict= would double the time of this loop.
         return dict(zip(self.plan.paths, self._core.read(slots)))  # noqa: B905
 
     def sample(self, count: int, random: Randomness) -> lazy.TensorDict | None:
@@ -269,7 +262,8 @@ class NativeReader(PlanReader):
             if backend.may_be_empty:
                 return None
             slots, weight = sampler.choose(count)
-            ids = backend.ids(slots)  # under the lock: a slot may be overwritten during the copy
+            # Slots may be overwritten during the copy below, so the ids are read under the lock.
+            ids = backend.ids(slots)
         leaves = self._read_unlocked(reserved, slots)
         with lock:
             if not backend.holds_rows(slots, ids):

@@ -35,7 +35,7 @@ STEP_INDEX: Path = ("step_index",)
 
 
 class Anchor(IntEnum):
-    """The row that offsets count from. The native core uses the same numbers."""
+    """The row that offsets count from. The native core has the same numbers."""
 
     ROW = 0
     """The drawn row."""
@@ -50,7 +50,7 @@ class Anchor(IntEnum):
 
 
 class Layout(IntEnum):
-    """The treatment of offsets outside the stored episode. The native core uses the same numbers."""
+    """The treatment of offsets outside the stored episode. The native core has the same numbers."""
 
     NEAREST = 0
     """Each offset outside the episode repeats the nearest step."""
@@ -61,7 +61,7 @@ class Layout(IntEnum):
 
 
 class Group(NamedTuple):
-    """The positions at which leaves are read: an anchor and offsets from it."""
+    """The positions at which leaves are read, as offsets from an anchor."""
 
     anchor: Anchor
     offsets: Sequence[int] | None = None
@@ -73,7 +73,7 @@ class Group(NamedTuple):
 
 
 class LeafRead(NamedTuple):
-    """One leaf of a batch and the positions it is read at."""
+    """One leaf of a batch, and the positions at which the reader reads it."""
 
     path: Path
     leaf: int
@@ -102,9 +102,9 @@ class ReadPlan:
     step_index: bool = False
     """Whether packed sequences have "step_index" [B, L]: the ids of their steps, -1 for padding."""
     reduced: ReadPlan | None = None
-    """The plan that `reduce` applies to these steps; None for a plan that needs no `reduce`."""
+    """The plan of the final batch, for which `torch_reader.reduce` needs these steps; None without a reduction."""
     max_steps: int = 2**63
-    """Upper bound of the steps before and after a row that offsets need; packed plans ignore it."""
+    """Upper bound of `reach`; packed plans ignore it."""
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -112,15 +112,10 @@ class ReadPlan:
         return tuple(dict.fromkeys(read.group for read in self.reads))
 
     @cached_property
-    def masked_groups(self) -> tuple[Group, ...]:
-        """The groups whose masks are in the batch."""
-        return tuple(group for group in self.groups if group.mask is not None)
-
-    @cached_property
     def paths(self) -> tuple[Path, ...]:
         """The paths of a batch, in the order that every backend uses."""
         discount = (DISCOUNT,) if self.n else ()
-        masks = tuple(group.mask for group in self.masked_groups if group.mask is not None)
+        masks = tuple(group.mask for group in self.groups if group.mask is not None)
         step_masks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
         steps = (STEP_INDEX,) if self.step_index else ()
         return *(read.path for read in self.reads), INDEX, *discount, *masks, *step_masks, *steps
@@ -132,12 +127,12 @@ class ReadPlan:
 
     @cached_property
     def reach(self) -> tuple[int, int]:
-        """Maximum number of steps before and after a row that any offset needs."""
+        """Number of steps before and after a row that its offsets need."""
         last = max(self.n, 1) - 1
         before, after = 0, last
         for group in self.groups:
             if group.offsets is not None and self.layout is Layout.PACKED:
-                # Only the ends of the range are read: it may be too long to iterate over.
+                # The range may be too long to iterate over, so only its ends are read.
                 before, after = -group.offsets[0], group.offsets[-1]
             elif group.offsets is not None:
                 is_next = group.anchor is Anchor.NEXT
@@ -149,7 +144,7 @@ class ReadPlan:
 
     @property
     def length(self) -> int:
-        """Number of steps that the offsets span."""
+        """Number of steps from the first one that an offset needs to the last one."""
         return sum(self.reach) + 1
 
     @cached_property
@@ -170,9 +165,9 @@ class ReadPlan:
         return {path: forms[path] for path in self.paths}
 
     def unreduced(self, schema: Schema) -> ReadPlan:
-        """Return the plan that reads every field of all needed steps, for a view that changes steps and calls `reduce`.
+        """Return the plan of every field of all needed steps, for a view that changes steps and calls `reduce`.
 
-        The steps are packed; a plan of single steps has no axis of steps.
+        The steps are packed sequences; for a plan of single steps they have no axis of steps.
         """
         if self.is_transition:
             return replace(row_plan(schema), reduced=self)
@@ -183,7 +178,7 @@ class ReadPlan:
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
 
     def limit_to_slots(self, slots: int) -> ReadPlan:
-        """Return the same plan, limited to the steps that a ring of `slots` slots can hold."""
+        """Return the plan without steps beyond those that a ring of `slots` slots can hold."""
         if self.reduced is None:
             return replace(self, n=min(self.n, slots), max_steps=slots - 1)
         reduced = self.reduced.limit_to_slots(slots)
@@ -212,10 +207,10 @@ class PlanReader:
         """Draw rows uniformly and read them in one call; None if this reader has no such call."""
 
     def reserve_batch(self, count: int) -> Any:
-        """Reserve memory for a batch before its rows are drawn; None if `fill` allocates it."""
+        """Return memory for a batch, reserved before its rows are drawn; None if `fill_batch` allocates it."""
 
     def fill_batch(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
-        """Read the rows at these slots into reserved memory, and add their weights."""
+        """Read the rows at these slots into memory from `reserve_batch`, and add their weights."""
         leaves = self.read(slots)
         if weight is not None:
             leaves[WEIGHT] = weight
@@ -224,7 +219,7 @@ class PlanReader:
     def check_out(
         self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange]
     ) -> Leaves:
-        """Return the tensors of `out` by path; raises if the plan's batch does not fit, or if they overlap `own`."""
+        """Return the tensors of `out` by path; raises if the batch does not fit or a tensor lies in memory of `own`."""
         forms = plan.leaf_specs(self._backend.schema, count)
         if has_weights:
             forms[WEIGHT] = (count,), torch.float32
@@ -235,20 +230,23 @@ class PlanReader:
         return dict(zip(forms, tensors, strict=True))
 
     def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
-        """Read the rows at these slots into tensors of a caller; weights are already written there."""
+        """Read the rows at these slots into a caller's tensors, except for weights, which the sampler has written."""
         copy_leaves((targets[path], leaf) for path, leaf in self.read(slots).items())
 
     def sample_unlocked(
         self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]
     ) -> lazy.TensorDict | None:
-        """Draw a batch under the lock and copy it without; returns None if a row was overwritten meanwhile."""
+        """Draw rows under the lock and copy them without it; returns None if a row was overwritten meanwhile."""
 
 
 def row_plan(
     schema: Schema, n: int = 0, gamma: float = 0.0, windows: Mapping[Path, Group] | None = None,
     layout: Layout = Layout.NEAREST,
 ) -> ReadPlan:  # fmt: skip
-    """Return the plan of every field and next observation, of one step or n summed steps; `windows` replace groups."""
+    """Return the plan of every field and next observation of one step, or of `n` summed steps.
+
+    `windows` replaces the groups of some leaves, by their paths in the batch.
+    """
     groups = {"reward": SUM, "terminated": LAST, "truncated": LAST} if n else {}
     leaves = {path: (i, groups.get(path[0], ROW)) for i, path in enumerate(schema.paths)}
     leaves |= {next_path(schema.paths[i]): (i, NEXT) for i in schema.leaf_indices["obs"]}
@@ -264,7 +262,7 @@ def row_plan(
 def sequence_plan(
     schema: Schema, burn_in: int, length: int, cross_episodes: bool = False, step_index: bool = False
 ) -> ReadPlan:
-    """Return the plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from it on."""
+    """Return the plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from there on."""
     steps, nexts = _sequence_groups(burn_in, length)
     initial_states = [i for i, field in enumerate(schema.fields) if is_initial_state(field)]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
@@ -276,11 +274,10 @@ def sequence_plan(
 
 
 def _sequence_groups(burn_in: int, length: int) -> tuple[Group, Group]:
-    """Return the groups of a sequence's steps and of their next observations."""
     offsets = range(-burn_in, length)
     return Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)
 
 
 def next_path(path: Path) -> Path:
-    """Return the path of a leaf of `obs` in `next_obs`."""
+    """Return the path of the next observation that corresponds to the path of an observation's leaf."""
     return ("next_obs", *path[1:])

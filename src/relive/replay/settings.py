@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.replay.native_backend import BridgedBackend, NativeBackend
+from relive.replay.native_backend import NativeBackend
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import load_sampler, sampler_config
@@ -75,8 +75,8 @@ class ReplaySettings:
             same_step=self.autoreset is AutoresetMode.SAME_STEP, has_stats=self.observers.stats is not None,
         )  # fmt: skip
         backend_name = kernels.choose_backend(rows.tensors, rows.schema.deepest_stack)
-        if backend_name not in ("torch", "triton"):
-            return (NativeBackend if backend_name == "native" else BridgedBackend)(rows)
+        if backend_name == "native":
+            return NativeBackend(rows)
         if allocator.persistent:
             remedy = "Declare fewer leaves, axes or frames, or keep the buffer in this process's own memory."
             got = f"{len(rows.leaves)} leaves that it cannot"

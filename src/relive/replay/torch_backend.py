@@ -24,7 +24,7 @@ from relive.schema.invariants import verify_elements
 
 
 class DeviceBackend(Backend):
-    """Rows on a device that the host must not wait for; the base class of backends with torch ops and with Triton."""
+    """The base class of the backends for devices, whose rows are written without waiting for the device."""
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
@@ -37,15 +37,15 @@ class DeviceBackend(Backend):
         self._rows_left = MAX_ID // self.num_envs
         """Minimum number of rows per environment until ids exceed int64."""
 
-    def _use_rows(self, steps: int) -> None:
-        """Subtract the rows of `steps` steps from the remaining ids; raises if they do not suffice."""
+    def _reserve_ids(self, steps: int) -> None:
+        """Raise if the remaining ids do not suffice for `steps` more steps."""
         if self._rows_left < MAX_ROWS_PER_STEP * steps:
             self._rows_left = self.ring.require_rows_left(steps)
         self._rows_left -= MAX_ROWS_PER_STEP * steps
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        # A device writes repeated slots in any order: every row takes the values of the last row for its slot. A row
-        # without a slot repeats the row of the highest slot.
+        # A device writes repeated slots in any order, so every entry takes the values of the last entry for its slot.
+        # An entry without a slot repeats the entry of the highest slot.
         order = slots.argsort(stable=True)
         sorted_slots = slots[order]
         highest = sorted_slots[-1]
@@ -90,8 +90,8 @@ class DeviceBackend(Backend):
 class TorchBackend(DeviceBackend):
     """Writes and reads rows with torch ops; only `len`, `stored` and `check` synchronise.
 
-    Tables of all slots replace several launches per batch. Each table is built when first needed and then updated by
-    writes.
+    Two tables of all slots save launches per batch: an index for uniform draws, and the ids by slot. Each table is
+    built when it is first needed, and then updated by writes.
     """
 
     def __init__(self, rows: RowStorage) -> None:
@@ -102,7 +102,7 @@ class TorchBackend(DeviceBackend):
         self._written: list[WrittenStep] = []
         self._uniform_index = UniformIndex(rows.ring, in_order=not rows.stores_next_obs)
         self._last_draw: tuple[torch.Tensor, torch.Tensor, int] | None = None
-        """Slots of the last draw, their entries in the index, and torch's version counter of the slots."""
+        """Slots of the last draw, their entries in the index, and torch's counter of in-place writes to the slots."""
         self._row_table: torch.Tensor | None = None
         """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
         self._tree: PriorityTree | None = None
@@ -111,7 +111,7 @@ class TorchBackend(DeviceBackend):
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
         steps: int | None = None, on_complete: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self._use_rows(1 if steps is None else steps)
+        self._reserve_ids(1 if steps is None else steps)
         leaves, next_leaves = self.rows.convert_step(leaves, next_leaves, envs, steps)
         writer = TorchWriter(self.rows, leaves, next_leaves, envs, steps is not None, counts=self.counter.is_on)
         complete(partial(self._write, writer, self.counter.stats, on_complete))
@@ -121,17 +121,17 @@ class TorchBackend(DeviceBackend):
             self.warning = self.counter.next_warning(self.counter.stats)
 
     def _write(self, writer: TorchWriter, stats: ContinuityStats, on_complete: Callable[[], None] | None) -> None:
-        """Perform a write; called again after an interruption, it continues."""
+        """Perform a write, or continue it after an interruption."""
         is_first_attempt, writer.is_first_attempt = writer.is_first_attempt, False
         self._written = writer.write()
         if writer.write_error is not None:
             return
         self._last_draw, self.counter.stats, self.is_empty = None, stats + writer.counted, False
         if is_first_attempt:
-            self._uniform_index.follow(self._written)
-            self._renew_row_table()
+            self._uniform_index.add_steps(self._written)
+            self._update_row_table()
         else:
-            self._forget_tables()
+            self._discard_tables()
         if on_complete is not None:
             on_complete()
 
@@ -140,23 +140,23 @@ class TorchBackend(DeviceBackend):
         return self.counter.stats
 
     def changed_slots(self) -> ChangedSlots:
-        """Return the slots that the last write filled, and slots whose rows left the sampling window."""
+        """Return the slots that the last write filled, and the slots of rows that became too old to be drawn."""
         slots = [each for step in self._written for each in (step.slots.view(-1), step.retired) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
     def clear(self) -> None:
         super().clear()
-        self._forget_tables()
+        self._discard_tables()
 
     def rebuild_caches(self) -> None:
         super().rebuild_caches()
-        self._forget_tables()
+        self._discard_tables()
 
-    def _forget_tables(self) -> None:
-        self._uniform_index.forget()
+    def _discard_tables(self) -> None:
+        self._uniform_index.discard()
         self._row_table = self._last_draw = None
 
-    def _renew_row_table(self) -> None:
+    def _update_row_table(self) -> None:
         if self._row_table is None:
             return
         ids = self._row_table[2]
@@ -167,7 +167,8 @@ class TorchBackend(DeviceBackend):
             rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, NO_ID)
             ids.index_copy_(0, step.slots[0], rows)
 
-    @torch.inference_mode(False)  # inference tensors could not be updated outside inference mode
+    # Inference tensors could not be updated outside inference mode.
+    @torch.inference_mode(False)
     def _get_row_table(self) -> torch.Tensor:
         if self._row_table is None:
             slots = torch.arange(self.ring.size, device=self.device)
@@ -181,8 +182,8 @@ class TorchBackend(DeviceBackend):
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         entries = self._uniform_index.draw(count, random)
         slots = entries[0]
-        version = self._version(slots)
-        self._last_draw = None if version is None else (slots, entries, version)
+        num_writes = self._num_writes(slots)
+        self._last_draw = None if num_writes is None else (slots, entries, num_writes)
         return slots
 
     def priority_tree(self) -> PriorityTree:
@@ -192,7 +193,7 @@ class TorchBackend(DeviceBackend):
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
         slots, _ = self.changed_slots()
-        # float64: torch.where of two Python numbers would be float32, which overflows and underflows.
+        # Mass is float64: float32 would overflow and underflow.
         if not isinstance(mass, torch.Tensor):
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
         self.priority_tree().set(slots, mass * (self.ring.kind_at(slots) == TRANSITION))
@@ -211,19 +212,20 @@ class TorchBackend(DeviceBackend):
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Return the index entries of these slots if the last draw returned these slots; None otherwise."""
-        if self._last_draw is None or self._last_draw[0] is not slots or self._version(slots) != self._last_draw[2]:
-            return None  # a sampler may have changed the slots in place
+        # The counter of writes differs if a sampler has changed the slots in place.
+        if self._last_draw is None or self._last_draw[0] is not slots or self._num_writes(slots) != self._last_draw[2]:
+            return None
         return self._last_draw[1]
 
     @staticmethod
-    def _version(slots: torch.Tensor) -> int | None:
-        """Return torch's version counter of in-place writes; None for inference tensors."""
+    def _num_writes(slots: torch.Tensor) -> int | None:
+        """Return torch's counter of in-place writes; None for inference tensors."""
         return None if slots.is_inference() else slots._version
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         at = ids % self.ring.size
         slots = at.masked_fill(self._get_row_table()[2].index_select(0, at) != ids, -1)
-        # Not checked on other devices: it would synchronise.
+        # Other devices are not checked, because that would synchronise.
         if self._is_host and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
             _, is_unissued = self.ring.locate(ids)
             if is_unissued.any():
@@ -241,9 +243,9 @@ class TorchBackend(DeviceBackend):
 
 
 class UniformIndex:
-    """Maps j to the j-th transition of each environment: a draw is one random int below the number of transitions.
+    """Index of the j-th transition of each environment: a draw is one random int below the number of transitions.
 
-    Built by the first draw and then updated by writes; neither scans all slots later.
+    The first draw scans all slots to build the index, which writes then update.
     """
 
     def __init__(self, ring: Ring, *, in_order: bool) -> None:
@@ -255,19 +257,19 @@ class UniformIndex:
         """
         self._ends = self._starts = self._bounds = self._total = torch.empty(0, device="cpu")
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Discard the index; the next draw rebuilds it."""
         self._entries = None
 
-    def follow(self, steps: list[WrittenStep]) -> None:
-        """Add the rows of a write. The ring's counts already exclude retired rows."""
+    def add_steps(self, steps: list[WrittenStep]) -> None:
+        """Add the rows of written steps. The ring's counts already exclude rows that became too old."""
         if self._entries is None:
             return
         size, num_envs = self._ring.size, self._ring.num_envs
         for step in steps:
             ends = self._ends if step.envs is None else self._ends[step.envs]
             self._entries.index_copy_(1, ends % size, torch.cat([step.slots, step.ids[:1]]))
-            # A reset row is written at the next place and overwritten by the next row.
+            # The entry of a reset row is not counted, so the next row overwrites it.
             num_added = num_envs if step.is_reset is None else (~step.is_reset).long() * num_envs
             if step.envs is None:
                 self._ends += num_added
@@ -287,11 +289,13 @@ class UniformIndex:
 
     def _sum_counts(self) -> None:
         counts = self._ring.count.cumsum(0)
-        self._bounds = counts[:-1]  # without the last sum, every number maps to an environment, even in an empty ring
+        # Without the last sum, every number maps to an environment, even in an empty ring.
+        self._bounds = counts[:-1]
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
-    @torch.inference_mode(False)  # inference tensors could not be updated outside inference mode
+    # Inference tensors could not be updated outside inference mode.
+    @torch.inference_mode(False)
     def _make_entries(self) -> torch.Tensor:
         ring = self._ring
         self._ends = torch.add(ring.first_ids[0], ring.count, alpha=ring.num_envs)
@@ -302,7 +306,6 @@ class UniformIndex:
         return torch.stack(entry).view(len(entry), -1)
 
     def check(self) -> None:
-        """Verify that the index lists the transitions of each environment, oldest first."""
         if self._entries is None:
             return
         ring, rebuilt = self._ring, UniformIndex(self._ring, in_order=self._in_order)
@@ -318,25 +321,26 @@ class UniformIndex:
 
 
 class WrittenStep(NamedTuple):
-    """The rows of one written step and, if next observations are shared, the rows after them that hold these."""
+    """The rows of one written step, and the rows after them, which hold the next observations unless stored apart."""
 
     envs: torch.Tensor | None
     """Environments of the step; None if all environments stepped."""
     ids: torch.Tensor
     """Ids [2, K] of the rows and the rows after them; [1, K] if next observations are stored."""
     slots: torch.Tensor
-    """Slots of `ids`; the second row of slots holds no transitions."""
+    """Slots of `ids`. The slots of the rows after the step hold no transitions."""
     is_reset: torch.Tensor | None
-    """Mask of dummy reset steps, which are not transitions [K]; None without any."""
+    """Mask [K] of steps that only reset and are no transitions; None unless the mode is NEXT_STEP."""
     retired: torch.Tensor | None
-    """Slots of rows that became history [2 K]; None if rows are overwritten directly."""
+    """Slots [2 K] of rows that became too old to be drawn; None if new rows overwrite them in the same step."""
 
 
 class TorchWriter:
     """Writes one step, or with `blocks` several steps in time order, of all environments or of `envs`: all or nothing.
 
-    Each step is first computed from the stored rows and then assigned: `write` may be interrupted anywhere and called
-    again. With `counts`, the continuity of the steps is counted in `counted`; counting synchronises.
+    A signal may interrupt `write` anywhere. Calling it again completes the write, because each step is computed from
+    the stored rows before anything is assigned. With `counts`, `counted` holds the continuity of the steps; counting
+    synchronises.
     """
 
     def __init__(
@@ -353,25 +357,24 @@ class TorchWriter:
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
         self._ring_state = (ring.head, ring.open, ring.resetting, ring.count)
         self._env_state = self._ring_state if envs is None else tuple(each[envs] for each in self._ring_state)
-        """The ring state of these environments: the ring's tensors, or copies that are written back at the end."""
+        """The ring state of the written environments: the ring's tensors, or copies that `write` copies back."""
         self._head, self._open, self._resetting, self._count = self._env_state
         self._written: list[WrittenStep] = []
-        """Steps written so far."""
         self._current: tuple[WrittenStep, ContinuityStats] | None = None
         """The current step: its rows and its continuity; None between steps."""
         self._changes: list[Callable[[], Any]] = []
-        """The assignments of the current step, in order. Applying all of them twice has the same result."""
-        # Only a block of frame stacks can be refused after its first steps were written.
+        """The assignments of the current step, in order. Applying all of them again changes nothing."""
+        # A block of frame stacks is the only write that can be refused after its first steps were written.
         can_be_undone = rows.stacked and blocks and rows.device.type == "cpu"
         undo = (*self._env_state, ring.kind, ring.first, *rows.leaves) if can_be_undone else ()
         self._undo = [(tensor, tensor.clone()) for tensor in undo]
         self.write_error: SchemaError | None = None
-        """The error of a refused write; None without one."""
+        """The error that refuses this write; None if the write is valid."""
         self.is_first_attempt = True
-        """Whether this write was not interrupted yet; an interruption may leave the tables half updated."""
+        """Whether `write` was not interrupted; an interruption may leave the backend's tables half updated."""
 
     def write(self) -> list[WrittenStep]:
-        """Write the steps, or the remaining steps after an interruption."""
+        """Write the steps, or the remaining steps after an interruption, and return them."""
         steps, next_steps = self._steps, self._next_steps
         while self.write_error is None and len(self._written) < len(steps[0]):
             t = len(self._written)
@@ -382,7 +385,7 @@ class TorchWriter:
                 for change in self._changes:
                     change()
                 after, counted = [*self._written, written], self.counted + counted
-                # One statement without calls: a signal cannot separate the assignments.
+                # A signal cannot separate these assignments: they are one statement without calls.
                 self._written, self.counted, self._current = after, counted, None
             except SchemaError as error:
                 self.write_error = error
@@ -395,7 +398,7 @@ class TorchWriter:
         return self._written
 
     def _defer(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Append a call to the assignments of the current step."""
+        """Append a call to `_changes`."""
         self._changes.append(partial(function, *arguments, **options))
 
     def _with_axes(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
@@ -405,7 +408,7 @@ class TorchWriter:
     def _plan_step(
         self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor]
     ) -> tuple[WrittenStep, ContinuityStats]:
-        """Compute one step: its rows and its continuity; the assignments that store it are deferred."""
+        """Compute the rows and the continuity of one step; `_changes` then holds the assignments that store it."""
         rows, ring, self._changes = self._rows, self._ring, []
         continuity = ContinuityStats()
         if self._counts:
@@ -417,11 +420,12 @@ class TorchWriter:
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         continues = self._find_continuing(leaves, next_leaves, pending, reset)
-        head = self._head + (self._open > continues)  # plus 1 where the step does not continue the pending row
+        # A step that does not continue the pending row is written after it.
+        head = self._head + (self._open > continues)
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
-        retired, count = self._retire(ids, slots)
-        # The pending row becomes final if it is cut; otherwise the step overwrites its kind below.
+        retired, count = self._remove_oldest(ids, slots)
+        # A pending row becomes final where the step cuts it; elsewhere `_write_row` overwrites its kind.
         self._defer(self._kind.index_fill_, 0, pending, FINAL)
         self._write_row(leaves, slots[0], ~continues, reset)
         self._defer(torch.add, count, 1 if reset is None else ~reset, out=self._count)
@@ -441,7 +445,7 @@ class TorchWriter:
         self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], pending: torch.Tensor,
         reset: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
-        """Return a mask of steps that continue from, or reset at, the pending row; other steps start after it."""
+        """Return a mask of steps that overwrite the pending row: they continue from its observation, or only reset."""
         rows = self._rows
         continues = self._open
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
@@ -450,8 +454,8 @@ class TorchWriter:
             self._check_stacks(leaves, next_leaves, continues, reset)
         return continues if reset is None else continues | (self._open & reset)
 
-    def _retire(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Make the oldest transitions history as new rows enter; returns their slots and the reduced counts."""
+    def _remove_oldest(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Remove the oldest transitions to make room; returns the slots of rows kept as history, and the new counts."""
         ring = self._ring
         keeps_history = ring.slots > ring.num_sampleable
         leaving_slots = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)
@@ -477,7 +481,8 @@ class TorchWriter:
         else:
             # Reset rows get the kind FINAL, which is TRANSITION + 1.
             self._defer(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
-            is_start |= self._first.index_select(0, slots)  # a continued pending row may start an episode
+            # A pending row that a step continues may start an episode.
+            is_start |= self._first.index_select(0, slots)
         self._defer(self._first.index_copy_, 0, slots, is_start)
 
     def _write_next(
@@ -498,7 +503,7 @@ class TorchWriter:
             self._defer(torch.add, head, 1, out=self._head)
             self._defer(self._open.fill_, True)
         else:
-            # At ends the kind is FINAL, which is PENDING - 1.
+            # Where an episode ends, the kind is FINAL, which is PENDING - 1.
             self._defer(self._kind.index_copy_, 0, slots, PENDING - is_end.view(torch.uint8))
             self._defer(torch.add, head + 1, is_end, out=self._head)
             self._defer(torch.logical_not, is_end, out=self._open)
@@ -516,13 +521,13 @@ class TorchWriter:
                 continue
             stack, next_stack = (group.movedim(1 + field.axis, 1) for group in (leaves[i], next_leaves[place]))
             padding = stack[:, -1:] if field.pad == "repeat" else torch.zeros_like(stack[:, -1:])
-            is_bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
-            is_bad_next = ~(reset | _equal_bits(next_stack[:, :-1], stack[:, 1:]))
+            is_invalid = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
+            is_invalid_next = ~(reset | _equal_bits(next_stack[:, :-1], stack[:, 1:]))
             if rows.device.type != "cpu":
-                num_invalid = num_invalid + (is_bad | is_bad_next).sum()
-            elif is_bad.any():
+                num_invalid = num_invalid + (is_invalid | is_invalid_next).sum()
+            elif is_invalid.any():
                 raise rows.make_stack_error(i)
-            elif is_bad_next.any():
+            elif is_invalid_next.any():
                 raise rows.make_stack_error(len(rows.leaves) + place)
         if num_invalid is not rows.num_invalid_stacks:
             self._defer(rows.num_invalid_stacks.copy_, num_invalid)
@@ -538,16 +543,17 @@ _BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 1
 
 
 def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a mask of rows with equal bytes: NaN equals itself, and 0.0 differs from -0.0."""
+    """Return a mask of rows with equal bytes, for which NaN equals itself and 0.0 differs from -0.0."""
     dtype = _BIT_DTYPES[a.element_size()]
-    # as_strided: an axis of length 1 may have any stride, which view(dtype) rejects.
+    # as_strided, because an axis of length 1 may have any stride, which view(dtype) rejects.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
     is_equal = a == b
-    # As bytes: amin is several times faster than all(1) on the CPU.
+    # On the CPU amin of bytes is several times faster than all(1).
     return is_equal.view(torch.uint8).amin(1).view(torch.bool) if is_equal.numel() else is_equal.all(1)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers of a host tensor are finite."""
-    array = numpy_view(tensor)  # numpy is faster for few numbers
+    # numpy is faster for few numbers.
+    array = numpy_view(tensor)
     return bool(tensor.isfinite().all() if array is None else np.isfinite(array).all())

@@ -1,4 +1,4 @@
-"""Executes read plans with torch ops, on every device."""
+"""Reads batches with torch ops, on every device, and reduces steps that a view has changed to its batch."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 class EpisodeExtent(NamedTuple):
-    """Number of stored steps of the episode around each row [B], limited to the plan's reach."""
+    """Number of stored steps before and after each row [B] in its episode, at most those that the plan reaches."""
 
     preceding: torch.Tensor
-    ahead: torch.Tensor
+    following: torch.Tensor
     last: torch.Tensor | None
     """Distance from each row to the last of its n steps; None if each row is its own last step."""
 
 
 def find_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mask [n, B] of the first row that is not a step and of all rows after it, and their number [B]."""
+    """Return a mask [n, B], True from the first row that is not a step on, and the number of such rows [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 
@@ -50,7 +50,7 @@ _ANCHOR_PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2
 
 
 class TorchReader(PlanReader):
-    """Reads batches of one plan with few launches, for any number of offsets."""
+    """Reads batches of one plan; the number of launches does not depend on the number of offsets."""
 
     def __init__(self, backend: Backend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
@@ -64,17 +64,15 @@ class TorchReader(PlanReader):
         """Leaves of a row and of its next observation, which one call reads."""
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        """Read the rows at these slots into new tensors."""
-        batch = self._sequences(slots) if self.plan.layout is Layout.PACKED else self._rows(slots)
+        batch = self._read_sequences(slots) if self.plan.layout is Layout.PACKED else self._read_rows(slots)
         return {path: batch[path] for path in self.plan.paths}
 
-    def _rows(self, slots: torch.Tensor) -> Leaves:
-        """Read rows, with every offset at its own position."""
+    def _read_rows(self, slots: torch.Tensor) -> Leaves:
         backend, plan = self._backend, self.plan
         batch: Leaves = {}
         missing, places = None, _ANCHOR_PLACES
         if plan.n:
-            at, missing = self._sum(slots, batch)
+            at, missing = self._read_sums(slots, batch)
         else:
             at, batch[INDEX] = backend.find_next_and_ids(slots)
             places = _ANCHOR_PLACES | {Anchor.LAST: 0}
@@ -82,7 +80,7 @@ class TorchReader(PlanReader):
             read = backend.read_leaves(at[:2].view(-1), tuple(self._shared_leaves))
             for (path, next_obs_path), leaf in zip(self._shared_leaves.values(), read, strict=True):
                 row_and_next = leaf.view(2, len(slots), *leaf.shape[1:])
-                # A copy: in-place changes of one leaf would invalidate a gradient that needs the other.
+                # The next observation is copied: an in-place change of it must not invalidate gradients of `obs`.
                 batch[path], batch[next_obs_path] = row_and_next[0], row_and_next[1].clone()
         for anchor, leaves in self._items.items():
             if anchor is Anchor.NEXT and backend.stores_next_obs:
@@ -91,11 +89,15 @@ class TorchReader(PlanReader):
                 batch |= zip(leaves.values(), backend.read_leaves(at[places[anchor]], tuple(leaves)), strict=True)
         if self._windows:
             last = None if missing is None else plan.n - 1 - missing
-            batch |= self._offsets(slots, EpisodeExtent(*backend.ring.count_neighbors(slots, *plan.reach), last))
+            batch |= self._read_offsets(slots, EpisodeExtent(*backend.ring.count_neighbors(slots, *plan.reach), last))
         return batch
 
-    def _sum(self, slots: torch.Tensor, leaves: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ids, sums and discounts to `leaves`; returns slots [3, B] by `_ANCHOR_PLACES`, and missing steps [B]."""
+    def _read_sums(self, slots: torch.Tensor, leaves: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ids, sums and discounts to `leaves`.
+
+        Returns the slots of the rows, their next observations and their last steps [3, B], and the number of missing
+        steps [B].
+        """
         backend, n = self._backend, self.plan.n
         leaves[INDEX] = ids = backend.ids(slots)
         run, is_no_step = backend.ring.following_slots(ids, n)
@@ -107,7 +109,7 @@ class TorchReader(PlanReader):
         places, corrections = ends_of_run(n, slots.device)
         return run.gather(0, torch.addcmul(places, corrections, missing)), missing
 
-    def _offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
+    def _read_offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """Read the leaves of groups with offsets, and their masks."""
         steps, inside = find_nearest_steps(self.plan, extent)
         at = self._backend.ring.shift(slots.unsqueeze(1), steps)
@@ -125,8 +127,7 @@ class TorchReader(PlanReader):
                 batch[group.mask] = mask.contiguous()
         return batch
 
-    def _sequences(self, slots: torch.Tensor) -> Leaves:
-        """Read packed sequences."""
+    def _read_sequences(self, slots: torch.Tensor) -> Leaves:
         backend, ring, plan = self._backend, self._backend.ring, self.plan
         before, after = plan.reach
         ids = backend.ids(slots)
@@ -135,20 +136,20 @@ class TorchReader(PlanReader):
         batch: Leaves = {INDEX: ids, MASK: is_step}
         for group, leaves in self._windows.items():
             if group.anchor is Anchor.NEXT:
-                # For slot -1 an arbitrary row is read; it is zeroed below.
+                # For slot -1 an arbitrary row is read, which is then set to zero.
                 read = backend.read_leaves(ring.shift(flat), tuple(leaves))
                 has_no_slot = flat < 0
                 for leaf in read:
-                    # Filled as bits, because torch cannot fill uint16.
+                    # Leaves are filled as bits, because torch cannot fill uint16.
                     as_indexable(leaf).masked_fill_(add_axes(has_no_slot, leaf), 0)
             else:
                 read = backend.read_leaves(flat, tuple(leaves), padded=True)
             batch |= zip(leaves.values(), (leaf.unflatten(0, windows.shape) for leaf in read), strict=True)
         for leaves in self._items.values():
             batch |= zip(leaves.values(), backend.read_leaves(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
-        is_drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # True from the drawn step on
-        # Index -1 reads the last slot; `is_step` masks it.
-        batch |= {TRAIN: is_step & is_drawn, IS_FIRST: ring.first.view(-1)[windows] & is_step}
+        is_drawn_or_later = (windows == slots.unsqueeze(1)).cummax(1).values
+        # For slot -1 indexing reads the last slot, which `is_step` masks.
+        batch |= {TRAIN: is_step & is_drawn_or_later, IS_FIRST: ring.first.view(-1)[windows] & is_step}
         if plan.step_index:
             batch[STEP_INDEX] = torch.where(is_step, ring.ids_at(flat).view(windows.shape), -1)
         return batch
@@ -159,28 +160,31 @@ def _leaf_paths(plan: ReadPlan, group: Group) -> dict[int, Path]:
 
 
 def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest stored step for each offset of all groups [B, offsets], and a mask of stored ones."""
-    steps, is_from_last, has_final_obs = _offset_constants(plan, extent.ahead.device)
+    """Return the nearest stored step per offset of all groups [B, offsets], and a mask of offsets that are stored."""
+    steps, is_from_last, has_final_obs = _offset_constants(plan, extent.following.device)
     target_steps = steps if extent.last is None else steps + is_from_last * extent.last.unsqueeze(1)
-    max_steps = extent.ahead.unsqueeze(1) + has_final_obs
+    max_steps = extent.following.unsqueeze(1) + has_final_obs
     steps = torch.minimum(torch.maximum(target_steps, -extent.preceding.unsqueeze(1)), max_steps)
     return steps, steps == target_steps
 
 
-@lru_cache(maxsize=128)  # cached: making a tensor from numbers synchronises
-@torch.inference_mode(False)  # inference tensors could not be used outside inference mode
+# Cached, because making a tensor from numbers synchronises. Cached inference tensors would be unusable elsewhere.
+@lru_cache(maxsize=128)
+@torch.inference_mode(False)
 def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the steps of all offsets, and per offset whether it counts from the last step, and counts observations."""
-    groups = [(offset, group) for group in plan.groups for offset in group.offsets or ()]
-    is_next = [group.anchor is Anchor.NEXT for _, group in groups]
-    steps = [offset + after for (offset, _), after in zip(groups, is_next, strict=True)]
-    numbers = [steps, is_next, [group.counts_observations for _, group in groups]]
-    constants = torch.tensor(numbers, dtype=torch.int64, device=device)
-    return constants[0], constants[1], constants[2]
+    """Return the steps of all offsets, and masks of offsets that count from the last step or count observations."""
+    offsets = [(offset, group.anchor is Anchor.NEXT, group) for group in plan.groups for offset in group.offsets or ()]
+    numbers = [
+        [offset + is_next for offset, is_next, _ in offsets],
+        [is_next for _, is_next, _ in offsets],
+        [group.counts_observations for _, _, group in offsets],
+    ]
+    steps, is_from_last, counts_observations = torch.tensor(numbers, dtype=torch.int64, device=device)
+    return steps, is_from_last, counts_observations
 
 
 def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
-    """Compute the batch of a plan from the steps [B, L, …] that `plan.unreduced` read and a view may have changed."""
+    """Compute the batch of a plan from all its steps [B, L, …], which `plan.unreduced` read and a view may change."""
     if plan.is_transition:
         return {path: steps[path] for path in plan.paths}
     if plan.layout is Layout.PACKED:
@@ -210,30 +214,25 @@ def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
 
 
 def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: torch.Tensor) -> Leaves:
-    """Select the leaves of groups with offsets from steps, and their masks."""
+    """Select the leaves of groups with offsets, and their masks, from steps [B, L, …]."""
     groups = [group for group in plan.groups if group.offsets is not None]
     if not groups:
         return {}
-    steps_taken, inside = find_nearest_steps(plan, extent)
-    ahead, sizes = extent.ahead.unsqueeze(1), [len(group.offsets or ()) for group in groups]
+    nearest_steps, inside = find_nearest_steps(plan, extent)
+    following, sizes = extent.following.unsqueeze(1), [len(group.offsets or ()) for group in groups]
     batch: Leaves = {}
-    for group, step, mask in zip(groups, steps_taken.split(sizes, 1), inside.split(sizes, 1), strict=True):
-        at = torch.minimum(step, ahead) + extent.preceding.unsqueeze(1)
+    for group, step, mask in zip(groups, nearest_steps.split(sizes, 1), inside.split(sizes, 1), strict=True):
+        at = torch.minimum(step, following) + extent.preceding.unsqueeze(1)
         for path in _leaf_paths(plan, group).values():
             obs_path = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
             leaf = as_indexable(steps[obs_path])[rows, at]
             if group.counts_observations:
                 leaf = torch.where(
-                    _add_axes(step > ahead, leaf), as_indexable(steps[next_path(obs_path)])[rows, at], leaf
+                    add_axes(step > following, leaf), as_indexable(steps[next_path(obs_path)])[rows, at], leaf
                 )
             if plan.layout is Layout.ZEROS:
-                leaf = leaf.masked_fill(_add_axes(~mask, leaf), 0)
+                leaf = leaf.masked_fill(add_axes(~mask, leaf), 0)
             batch[path] = leaf.view(steps[obs_path].dtype)
         if group.mask is not None:
             batch[group.mask] = mask.contiguous()
     return batch
-
-
-def _add_axes(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Add trailing axes to flags [B, L] until they broadcast with `like` [B, L, …]."""
-    return flags.view(flags.shape + (1,) * (like.ndim - 2))

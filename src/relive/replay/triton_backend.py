@@ -76,7 +76,7 @@ class TritonBackend(DeviceBackend):
         steps: int | None = None, on_complete: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
-        self._use_rows(count)
+        self._reserve_ids(count)
         if envs is not None or steps is not None or not self.rows.can_store_directly(leaves, next_leaves):
             leaves, next_leaves = self.rows.convert_step(leaves, next_leaves, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
@@ -89,7 +89,7 @@ class TritonBackend(DeviceBackend):
             complete(on_complete)
 
     def _memory_for_changes(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for the slots that a write changes; writes of the same size reuse it."""
+        """Return tensors for the slots that a write changes; writes of the same size reuse them."""
         if self._changed_slots is None or len(self._changed_slots[0]) != count:
             slots = torch.empty(count, dtype=torch.int64, device=self.device)
             self._changed_slots = slots, torch.empty_like(slots, dtype=torch.bool)
@@ -99,7 +99,7 @@ class TritonBackend(DeviceBackend):
         self._tracks_changes = True
 
     def changed_slots(self) -> ChangedSlots:
-        assert self._changed_slots is not None  # this method is called after a write
+        assert self._changed_slots is not None
         return self._changed_slots
 
     def clear(self) -> None:
@@ -131,7 +131,7 @@ class TritonBackend(DeviceBackend):
         return TritonReader(self, plan) if has_kernels(plan) else super().make_reader(plan)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the slots of row ids; -1 also for ids never issued, since raising would synchronise."""
+        """Return the slots of rows by id; -1 also for ids that were never issued, because raising would synchronise."""
         return self.ring.locate(ids)[0]
 
     def check(self) -> None:
@@ -148,7 +148,6 @@ _ANCHORS = {Anchor.ROW: AT_ROW, Anchor.LAST: AT_LAST, Anchor.NEXT: AT_NEXT, Anch
 
 
 def ring_arguments(rows: RowStorage) -> Rings:
-    """Return the ring's tensors as arguments of kernels."""
     ring = rows.ring
     first, is_open, resetting = (flags.view(torch.uint8) for flags in (ring.first, ring.open, ring.resetting))
     return Rings(
@@ -166,7 +165,7 @@ def ring_arguments(rows: RowStorage) -> Rings:
 
 
 def leaf_arguments(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
-    """Return the leaves and next observations as arguments of kernels."""
+    """Return all leaves, and the explicitly stored next observations, as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
     leaves = [Leaf.of(leaf, frame_layout, MAX_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
     return leaves, [Leaf.of(leaf, Frames(), MAX_COLUMNS) for leaf in rows.next_leaves]
@@ -219,7 +218,7 @@ class TritonReader(PlanReader):
         return leaves
 
     def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
-        """Read rows without intermediate tensors: a captured CUDA graph needs the addresses of `targets` to stay."""
+        """Read rows directly into `targets`, because a captured CUDA graph writes to these addresses again."""
         copied, plan = [targets[path] for path in self._copied_paths], self.plan
         if plan.layout is Layout.PACKED:
             windows = self._find_windows(targets, slots)
@@ -231,7 +230,7 @@ class TritonReader(PlanReader):
             self._reader.read(slots, copied, targets[INDEX])
 
     def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
-        """Return the slots of packed sequences, and fill their mask, train and is_first."""
+        """Return the slots of packed sequences; fills the masks, "index" and "step_index" of `out`."""
         (before, after), steps = self.plan.reach, slots.new_empty((len(slots), self.plan.length))
         mask, train, is_first = (out[mark].view(torch.uint8) for mark in (MASK, TRAIN, IS_FIRST))
         windows = Windows(steps, mask, train, is_first, out[INDEX])

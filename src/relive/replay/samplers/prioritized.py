@@ -98,14 +98,18 @@ class Prioritized(Sampler):
         for beta in ends:
             if not callable(beta):
                 _check_beta(beta)
-        if not math.isfinite(_power(1.0 + float(self.eps), float(self.alpha))):
+        try:
+            first_mass = (1.0 + float(self.eps)) ** float(self.alpha)
+        except OverflowError:
+            first_mass = math.inf
+        if not math.isfinite(first_mass):
             expected = "(1 + eps)^alpha, the mass of a first row, to be finite"
             remedy = "Lower alpha or eps."
             raise SchemaError(explain("Prioritized", expected, f"alpha={self.alpha}, eps={self.eps}", remedy))
         check_choice("Prioritized.normalize", self.normalize, ("batch", "global"))
 
     def bind(self, storage: Backend, rng: Randomness) -> Prioritized:
-        """Return a bound copy; a subclass if the tree itself validates priorities on the device."""
+        """Return a bound copy, of a class for devices if the priority tree itself verifies priorities on its device."""
         if storage.priority_tree().keeps_largest and not isinstance(self, _DevicePrioritized):
             return _DevicePrioritized(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
         return super().bind(storage, rng)
@@ -113,10 +117,10 @@ class Prioritized(Sampler):
     def on_bind(self) -> None:
         self._ring = self.storage.ring
         self.tree = self.storage.priority_tree()
-        """Masses p by slot. Masked writes go to the unused last leaf, which needs no synchronisation."""
+        """The tree of masses p by slot. Masked writes go to its unused last leaf, which needs no synchronisation."""
         self._slots = self.tree.num_leaves - 1
-        self._new_row = 1.0, self.mass(1.0)
-        """Cached priority of new rows and its mass."""
+        self._new_row_mass = 1.0, self.mass(1.0)
+        """Priority of new rows and the mass of this priority, cached."""
         self._numbers: Any = [1.0, 0]
         """Largest accepted priority (a tensor on other devices), and the number of drawn rows."""
         allocator = self.storage.allocator
@@ -177,9 +181,9 @@ class Prioritized(Sampler):
         return self.beta_after(self.num_drawn, self._num_calls)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
-        done = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
-        if done is not None and done[0] < 0:
-            return done[1]
+        counts = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
+        if counts is not None and counts[0] < 0:
+            return counts[1]
         values, mass = self.convert_priorities(priority, len(slots))
         is_skipped = slots < 0
         largest = self._largest
@@ -201,12 +205,13 @@ class Prioritized(Sampler):
 
     def after_write(self) -> None:
         largest = self._largest
-        if not isinstance(largest, float):  # a tensor on a device: comparing it would synchronise
+        # On a device the largest priority is a tensor, and comparing it would synchronise.
+        if not isinstance(largest, float):
             self.storage.set_written_masses(self.mass(largest))
             return
-        if largest != self._new_row[0]:
-            self._new_row = largest, self.mass(largest)
-        self.storage.set_written_masses(self._new_row[1])
+        if largest != self._new_row_mass[0]:
+            self._new_row_mass = largest, self.mass(largest)
+        self.storage.set_written_masses(self._new_row_mass[1])
 
     def on_clear(self) -> None:
         self.tree.set(torch.arange(self._slots, device=self.storage.device), 0.0)
@@ -227,7 +232,8 @@ class Prioritized(Sampler):
         state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": draws}
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:  # not `state`, which makes new tensors in every call
+    def own_arrays(self) -> tuple[torch.Tensor, ...]:
+        # `state` would make new tensors in every call.
         return (self.tree.leaves_view(),) if self.is_ours else ()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -283,10 +289,8 @@ class Prioritized(Sampler):
         for name, count in (("draws", draws), ("calls", self._num_calls)):
             verify(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
-    # For shards of a distributed buffer, and for adapters
-
     def total_mass(self) -> tuple[float, int]:
-        """Return the total mass as (mantissa, exponent) of base 2: a sum of large priorities may exceed float64."""
+        """Return the total mass as (mantissa, exponent) of base 2, because a sum of large masses may exceed float64."""
         total = float(self.tree.total())
         if math.isfinite(total):
             return math.frexp(total)
@@ -298,34 +302,35 @@ class Prioritized(Sampler):
         return float(self.tree.smallest())
 
     def masses(self, slots: torch.Tensor | None = None) -> torch.Tensor:
-        """Masses at slots, float64 [K]; by default a copy of those at all slots, 0 where no row is stored."""
+        """Return the masses at slots, float64 [K], or a copy of the masses at all slots; empty slots have mass 0."""
         return self.tree.leaves_view()[: self._slots].clone() if slots is None else self.tree.get(slots)
 
     def merge_largest(self, other: float = 0.0) -> float:
-        """Raise the priority of new rows to `other`, the largest priority of other shards, and return it."""
+        """Raise the priority of new rows to at least `other`, the largest priority of other shards, and return it."""
         self._largest = max(self._largest, other)
         return float(self._largest)
 
     def mass(self, priority: Any) -> Any:
-        """Return (priority + eps)^alpha; a positive base never underflows to 0, so that the row can be drawn."""
+        """Return (priority + eps)^alpha, at least 5e-324 for a positive base, so that the row can be drawn."""
         base = priority + self.eps
         if isinstance(base, float):
             return max(base**self.alpha, 5e-324) if base else 0.0
         mass = base.pow(self.alpha)
-        if self.eps**self.alpha > 0 and self.eps:  # every base is at least eps: nothing underflows
+        # Every base is at least eps. If eps^alpha is positive, no mass has underflowed to 0.
+        if self.eps**self.alpha > 0 and self.eps:
             return mass
         return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)
 
     def convert_priorities(self, priority: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return new priorities as float64 [count] and their masses; raises if a priority is invalid.
 
-        Values are not verified on other devices: it would synchronise.
+        Values are verified only on the CPU: elsewhere that would synchronise.
         """
         check_priorities(priority, count)
         values = priority.to(torch.float64)
         mass = self.mass(values)
         host_values, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
-        # numpy: several torch ops would take longer.
+        # numpy takes less time than several torch ops.
         if (
             isinstance(host_values, np.ndarray)
             and not ((host_values >= 0) & np.isfinite(host_values) & np.isfinite(masses)).all()
@@ -334,20 +339,21 @@ class Prioritized(Sampler):
         return values, mass
 
     def beta_after(self, rows: int, calls: int) -> float:
-        """Return the value of `beta` after `rows` drawn rows and `calls` calls of `sample`."""
+        """Return the exponent of weights after `rows` drawn rows and `calls` calls of `sample`."""
         if not callable(self.beta):
             return float(self.beta)
         return _check_beta(self.beta(calls if isinstance(self.beta, Linear) else rows))
 
 
 class _DevicePrioritized(Prioritized):
-    """Prioritized sampling whose updates, draws and marks are one or two kernel launches of the tree.
+    """Prioritized sampling on a device, with one or two kernel launches per update, draw and write.
 
-    Errors that only the device can see are skipped, counted there and reported by `check()`: invalid priorities, ids
+    Faults that only the device can detect are counted there, and `check()` raises for them: invalid priorities, ids
     that were never issued, and draws from a buffer whose priorities are all zero.
     """
 
-    __qualname__ = "Prioritized"  # the public name, for `repr`
+    # `repr` shows the public name.
+    __qualname__ = "Prioritized"
     __hash__ = Prioritized.__hash__
     updates_by_id = True
 
@@ -359,7 +365,8 @@ class _DevicePrioritized(Prioritized):
         self.tree: Any
         self._numbers = [self.tree.largest, 0]
         if self.normalize == "global":
-            self.tree.smallest()  # makes the tree maintain its minima from now on
+            # The first call makes the tree maintain its minima.
+            self.tree.smallest()
 
     @property
     def _largest(self) -> Any:
@@ -370,7 +377,7 @@ class _DevicePrioritized(Prioritized):
         self.tree.largest.fill_(largest)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor:
-        """Set the priorities of row ids; returns how many rows were stale."""
+        """Set the priorities of the rows with these ids; returns how many rows were overwritten and skipped."""
         check_priorities(priority, len(slots))
         return self.tree.set_priorities(slots, priority, self.alpha, self.eps, self._ring)
 
@@ -398,7 +405,6 @@ class _DevicePrioritized(Prioritized):
             yield explain("sample", "a row of positive priority", f"only zeros in {empty_draws} batches", remedy)
 
     def check(self) -> None:
-        """Verify the priorities, and that the device skipped nothing."""
         super().check()
         for fault in self.faults():
             raise InvariantError(fault)
@@ -418,21 +424,14 @@ def check_priorities(priority: torch.Tensor, count: int) -> None:
         raise SchemaError(explain("priority", "real numbers", priority.dtype, "Pass absolute errors."))
 
 
-def _power(base: float, exponent: float) -> float:
-    try:
-        return base**exponent
-    except OverflowError:
-        return math.inf
-
-
 def _check_beta(value: Any) -> float:
     return check_fraction("Prioritized.beta", value, "0 corrects nothing of the bias, 1 all of it.")
 
 
-def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
-    """Raise a PriorityError for the first value marked by `bad`."""
-    if bad.any():
-        at = int(bad.nonzero()[0])
+def refuse_priorities(is_invalid: torch.Tensor, values: torch.Tensor) -> None:
+    """Raise a PriorityError for the first invalid priority, if there is one."""
+    if is_invalid.any():
+        at = int(is_invalid.nonzero()[0])
         expected = "a finite number of at least 0 (and finite to the power of alpha)"
         remedy = "Pass absolute errors that are finite."
         raise PriorityError(explain(f"priority[{at}]", expected, float(values[at]), remedy))
@@ -460,6 +459,7 @@ def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0
         raise SchemaError(explain("mask", f"bools of shape {tuple(error.shape)}", got, "Pass batch['train']."))
     check_fraction("eta", eta)
     size = error.detach().abs().masked_fill(~mask, 0.0)
-    size = size if size.dtype == torch.float64 else size.float()  # float16 sums overflow
+    # A sum in float16 would overflow.
+    size = size if size.dtype == torch.float64 else size.float()
     mean = size.sum(1) / mask.sum(1).clamp(min=1)
     return eta * size.amax(1) + (1 - eta) * mean if error.shape[1] else mean

@@ -1,4 +1,4 @@
-"""Samplers in files. Every sampler that `relive.replay.samplers` exports can be saved and restored."""
+"""Settings and states of samplers in files. Every sampler that `relive.replay.samplers` exports can be restored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sampler_classes() -> dict[str, type]:
 
 
 def sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
-    """Return name and settings of a sampler as JSON, or None for a custom sampler. A function becomes null."""
+    """Return name and settings of a sampler as JSON; None for a user's class. A setting that is a function is null."""
     name = type(sampler).__name__
     if sampler_classes().get(name) is not type(sampler):
         return None
@@ -39,7 +39,7 @@ def sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
 
 
 def load_sampler(node: Node, override: Sampler | None = None) -> Sampler:
-    """Make the saved sampler, or return the caller's sampler `override` if it is not None."""
+    """Make a sampler from its saved settings, or return `override` if the caller passed one."""
     if override is not None:
         return override
     if node.optional() is None:
@@ -52,7 +52,7 @@ def load_sampler(node: Node, override: Sampler | None = None) -> Sampler:
 
 
 def _read_setting(node: Node, declared: Field[Any]) -> Any:
-    """Read a setting; its type is the type of its default. The sampler's constructor verifies the value."""
+    """Read a setting of the type of its default. The sampler's constructor verifies the value."""
     default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
     if isinstance(node.value, dict):
         return load_sampler(node)
@@ -70,7 +70,7 @@ def _read_setting(node: Node, declared: Field[Any]) -> Any:
 
 
 class _AnyPrioritized(samplers.Prioritized):
-    """Keeps loaded priorities unchanged, whatever alpha and eps they were saved with."""
+    """Prioritized sampler that keeps loaded priorities unchanged, whatever their alpha and eps were."""
 
     __qualname__ = "Prioritized"
 
@@ -83,18 +83,19 @@ STAND_INS: tuple[Sampler, ...] = (
     samplers.Uniform(),
     samplers.Counted(samplers.Uniform()),
 )
-"""Samplers that together can load every state of our samplers, to inspect a buffer with a custom sampler."""
+"""Samplers to inspect a buffer whose own sampler cannot be made; together they load every state of our samplers."""
 
 
 def load_sampler_state(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
     """Load the saved state of a bound sampler; `config` is the config of the saved buffer."""
     expected, slots = sampler.state(), sampler.storage.num_slots
     arrays = saved.tensors(max(sum_bytes(expected), _MAX_SLOT_BYTES * slots) + (1 << 20))
-    state = {name: torch.zeros_like(expected[name]) for name in sampler.optional_state & expected.keys()} | {
-        name: array for name, array in arrays.items() if name in expected or name not in sampler.optional_state
-    }
-    forms = [{name: (array.dtype, array.ndim) for name, array in each.items()} for each in (state, expected)]
-    if forms[0] != forms[1]:
+    optional = sampler.optional_state
+    state = {name: array for name, array in arrays.items() if name in expected or name not in optional}
+    for name in optional & expected.keys():
+        state.setdefault(name, torch.zeros_like(expected[name]))
+    types = [{name: (array.dtype, array.ndim) for name, array in each.items()} for each in (state, expected)]
+    if types[0] != types[1]:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(state), remedy))
     try:

@@ -47,26 +47,26 @@ class Sampler:
         return bound
 
     def on_bind(self) -> None:
-        """Called on the bound copy; allocate memory per slot here."""
+        """Prepare the bound copy, for example by `self.storage.allocate`; called once per buffer."""
 
     def sample(self, count: int) -> Choice:
         """Choose `count` rows. At least one row is stored when this is called."""
         raise NotImplementedError(f"{type(self).__name__}.sample: expected a method that chooses rows.")
 
     def on_write(self, slots: torch.Tensor) -> None:
-        """Called after a write with the slots whose transition was replaced or removed.
+        """Update the state after a write to these slots, whose transitions were replaced or removed.
 
-        After a signal it may be called twice for the same write: assign values, do not add to them.
+        After a signal this method may be called twice for the same write: assign values, do not add to them.
         """
 
     def on_clear(self) -> None:
-        """Called after `clear`."""
+        """Reset the state after `clear`."""
 
     def on_recover(self) -> None:
-        """Called when rows changed without `on_write`: after a crash of another process, or a load."""
+        """Repair the state after rows changed without `on_write`: after a crash of another process, or a load."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the state to save, without the random generator; may share memory."""
+        """Return the state to save, without the random generator. The tensors may share memory with the sampler."""
         return {}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -74,8 +74,6 @@ class Sampler:
 
     def check(self) -> None:
         """Verify the sampler's state; raises an InvariantError."""
-
-    # For samplers of this package
 
     keeps_state_in_memory = False
     """Whether the state is allocated with the rows, so that reopened memory already holds it."""
@@ -86,7 +84,7 @@ class Sampler:
     """Names that a saved state may lack; their values are then zero."""
 
     def own_arrays(self) -> Iterable[torch.Tensor]:
-        """Return the arrays that the sampler of this package writes to, which `out` must not overlap."""
+        """Return the arrays that this sampler writes to, which `out` must not overlap; none for a user's class."""
         return self.state().values() if self.is_ours else ()
 
     @property
@@ -96,12 +94,12 @@ class Sampler:
 
     @property
     def follows_writes(self) -> bool:
-        """Whether `after_write` must be called after a write."""
+        """Whether the buffer calls `after_write` after every write."""
         cls = type(self)
         return cls.on_write is not Sampler.on_write or cls.after_write is not Sampler.after_write
 
     def after_write(self) -> None:
-        """Pass the changed slots of the last write to `on_write`."""
+        """Call `on_write` with the slots that the last write changed."""
         slots, changed = self.storage.changed_slots()
         self.on_write(slots if changed is None else slots[changed])
 
@@ -118,13 +116,13 @@ class Sampler:
         return slots
 
     def require_rows(self, count: int) -> None:
-        """Raise a NotReadyError if `sample(count)` would raise one. A Mixture calls it before any buffer draws."""
+        """Raise a NotReadyError if `sample(count)` would raise one; a Mixture checks all buffers before one draws."""
 
     def rescale(self, alpha: float, eps: float) -> None:
         """Convert loaded priorities, which were saved with `alpha` and `eps`, to this sampler's settings."""
 
     def faults(self) -> Iterable[str]:
-        """Return the messages about inputs that a device skipped and counted; `check` raises for them, `save` warns."""
+        """Return messages about inputs that a device skipped and counted; `check` raises them, `save` warns of them."""
         return ()
 
     def __repr__(self) -> str:
@@ -162,8 +160,9 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
         raise SchemaError(explain(where, "(slots, weight)", _describe(chosen), "Return (slots, None) without weights."))
     slots, weight = chosen
     fewer = " or fewer" if sampler.may_return_fewer else ""
-    is_long = isinstance(slots, torch.Tensor) and slots.dtype == torch.int64 and slots.ndim == 1
-    if not is_long or slots.device != device or not _is_allowed_count(len(slots), count, sampler.may_return_fewer):
+    is_index = isinstance(slots, torch.Tensor) and slots.dtype == torch.int64 and slots.ndim == 1
+    num_missing = count - len(slots) if is_index and slots.device == device else -1
+    if num_missing and not (sampler.may_return_fewer and 0 < num_missing < count):
         expected = f"int64 slots of shape ({count},){fewer} on {device}"
         raise SchemaError(explain(where, expected, _describe(slots), "Return one slot for each row of the batch."))
     if (weight is not None) != sampler.returns_weights:
@@ -175,15 +174,12 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
         expected = f"float32 weights of shape ({len(slots)},) on {device}"
         raise SchemaError(explain(where, expected, _describe(weight), "Return one weight for each slot."))
     if device.type == "cpu":
-        bad = ~sampler.storage.ring.is_drawable(slots)
-        if bad.any():
-            got, remedy = f"slot {int(slots[bad][0])}", "Choose among storage.stored(), or with storage.draw."
+        is_empty = ~sampler.storage.ring.is_drawable(slots)
+        if is_empty.any():
+            got, remedy = f"slot {int(slots[is_empty][0])}", "Choose among storage.stored(), or with storage.draw."
             raise SchemaError(explain(where, "slots of stored transitions", got, remedy))
-    return slots.contiguous()[:], weight  # a new object: the backend recognises its last draw by identity
-
-
-def _is_allowed_count(length: int, count: int, may_be_fewer: bool) -> bool:
-    return length == count or (may_be_fewer and 0 < length < count)
+    # A new object, because the backend recognises its own last draw by identity.
+    return slots.contiguous()[:], weight
 
 
 def _describe(value: Any) -> str:

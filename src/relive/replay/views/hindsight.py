@@ -72,7 +72,7 @@ class Hindsight:
         return inner.unreduced(schema)
 
     def finish(self, batch: Leaves, context: ReadContext) -> Leaves:
-        """Relabel the steps of some rows and reduce all steps to the batch of the inner view."""
+        """Relabel the steps of a share of the rows, and compute the inner view's batch from all steps."""
         plan = context.plan
         assert plan.reduced is not None
         changed = context.random.uniform(len(context.slots), context.slots.device) < self.ratio
@@ -89,23 +89,23 @@ class Hindsight:
         return reduce(batch, plan.reduced)
 
     def _draw_goals(self, context: ReadContext) -> torch.Tensor:
-        """Draw an achieved goal of each row's episode [B, …]."""
-        ahead = context.count_following()
+        """Draw one goal [B, …] per row among the goals that its episode achieved."""
+        following = context.count_following()
         if self.strategy == "future":
-            offset = context.random.integers_below(ahead + 1, len(ahead))
+            offset = context.random.integers_below(following + 1, len(following))
         elif self.strategy == "final":
-            offset = ahead
+            offset = following
         else:
             preceding = context.count_preceding()
-            offset = context.random.integers_below(ahead + preceding + 1, len(ahead)) - preceding
-        return context.column(_find_leaf(context.schema, self.achieved), context.later(offset + 1))
+            offset = context.random.integers_below(following + preceding + 1, len(following)) - preceding
+        return context.column(_find_leaf(context.schema, self.achieved), context.shift(offset + 1))
 
     def _relabel(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
-        """Set the new goals of the steps [M, …] marked by `changed`, and recompute reward and terminated."""
+        """Replace the goals, rewards and terminated flags of the steps [M, …] where `changed` [M] is True."""
         goal, achieved = _find_leaf(schema, self.goal), _find_leaf(schema, self.achieved)
-        wide_changed = add_axes(changed, goals)
+        mask = add_axes(changed, goals)
         for path in (goal, next_path(goal)):
-            steps[path] = torch.where(wide_changed, goals, steps[path])
+            steps[path] = torch.where(mask, goals, steps[path])
         rows = assemble(steps, torch.Size((len(changed),)))
         results = self.fn(steps[next_path(achieved)], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
@@ -115,7 +115,8 @@ class Hindsight:
             leaves = schema.flatten(name, result, f"Hindsight.fn: {name}")
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 path, field = schema.paths[i], schema.fields[i]
-                if leaf is steps[path]:  # the function returned its input
+                # The function may return its input.
+                if leaf is steps[path]:
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"
                 converted = convert(where, field, leaf, (len(changed),), changed.device, unit="rows")
@@ -123,9 +124,7 @@ class Hindsight:
 
 
 def _find_leaf(schema: Schema, name: str | Path) -> Path:
-    path = (
-        ("obs", name) if isinstance(name, str) and name != "obs" else (name,) if isinstance(name, str) else tuple(name)
-    )
+    path = tuple(name) if not isinstance(name, str) else (name,) if name == "obs" else ("obs", name)
     paths = [schema.paths[i] for i in schema.leaf_indices["obs"]]
     if path not in paths:
         names = ", ".join(".".join(p) for p in paths)

@@ -28,12 +28,12 @@ _MAX_STEPS = 2**30
 class View(Protocol):
     """Describes the fields of a batch; a small frozen object.
 
-    A view may also have a method `finish(batch, context)`. It receives the leaves that the plan has read, by path, and
-    a `ReadContext`, and returns the leaves [B, …] of the final batch.
+    A view may also have a method `finish(batch, context)`: its arguments are the leaves that the plan has read, by
+    path, and a `ReadContext`; it returns the leaves [B, …] of the final batch.
     """
 
     def plan(self, schema: Schema, /) -> ReadPlan:
-        """Return the plan for these fields; called once per buffer. Raises a SchemaError if the fields do not fit."""
+        """Return the plan for a buffer's fields; raises a SchemaError if they do not fit. Called once per buffer."""
         ...
 
 
@@ -61,8 +61,8 @@ class ReadContext:
         """Return the number of transitions of the same episode after each drawn row [B]."""
         return self._backend.count_following(self.slots)
 
-    def later(self, steps: torch.Tensor) -> torch.Tensor:
-        """Return the slots of the rows `steps` [B] after the drawn rows."""
+    def shift(self, steps: torch.Tensor) -> torch.Tensor:
+        """Return the slots of the rows that follow the drawn rows by `steps` [B]."""
         return self._backend.ring.shift(self.slots, steps)
 
     def column(self, path: Path, slots: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ class Sequence:
     step_index: bool = False
 
     def __post_init__(self) -> None:
-        # No upper bound here: `plan` raises if the length does not fit in memory.
+        # The length has no upper bound here, because `plan` raises a MemoryError.
         check_positive_int("Sequence.length", self.length, math.inf)
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
             raise SchemaError(
@@ -152,7 +152,7 @@ Finish = Callable[[Leaves, ReadContext], Leaves]
 
 
 def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
-    """Return a view's plan and its `finish`; results of a user's `finish` are verified. None reads transitions."""
+    """Return the plan and the `finish` of a view, or of `Transition` for None; a user's `finish` is verified."""
     chosen_view: Any = DEFAULT_VIEW if view is None else _require_view(view)
     plan = chosen_view.plan(backend.schema)
     if not isinstance(plan, ReadPlan):
@@ -164,7 +164,8 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
     plan = plan.limit_to_slots(backend.ring.slots)
     _check_offsets(chosen_view, plan)
-    if not plan.is_transition or plan.reduced is not None:  # Hindsight reads goals of other steps
+    # A plan to reduce is Hindsight's, which reads goals of other steps.
+    if not plan.is_transition or plan.reduced is not None:
         require_order(backend, view)
     finish = getattr(chosen_view, "finish", None)
     if finish is None or type(chosen_view).__module__.partition(".")[0] == __name__.partition(".")[0]:
@@ -173,7 +174,7 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
 
 
 def _check_offsets(view: Any, plan: ReadPlan) -> None:
-    """Raise if a group has no offsets, or if the offsets of packed sequences are not one range around 0."""
+    """Raise if offsets are empty, or if packed sequences have offsets other than one range around 0."""
     windows = [group.offsets for group in plan.groups if group.offsets is not None]
     where, remedy = f"{type(view).__name__}.plan", "Start from the plan of rl.Sequence, or use another layout."
     if not all(map(len, windows)):
@@ -196,14 +197,15 @@ def _offsets_text(offsets: Offsets[int]) -> str:
 
 
 def batch_plan(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
-    """Return the plan of the final batch; None if a user's `finish`, which `bind_view` wraps, computes the batch."""
+    """Return the plan of the final batch; None if a user's `finish` computes the batch."""
     if finish is None:
         return plan
+    # `bind_view` wraps a user's `finish` in a function; only a view of relive has a bound method here.
     return (plan.reduced or plan) if hasattr(finish, "__self__") else None
 
 
 def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
-    """Verify the result of a user's `finish`: tensors by path, with one item per row."""
+    """Raise unless a user's `finish` returned tensors by path, with one item per row."""
     where, rows = f"{type(view).__name__}.finish", len(context.slots)
     remedy = "Return the leaves of the batch by path, each [B, …]."
     if not isinstance(leaves, dict):
@@ -226,7 +228,6 @@ def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
 
 
 def _require_view(view: Any) -> View:
-    """Return `view`; raises if it has no method `plan`."""
     if isinstance(view, type):
         name = view.__name__
         raise SchemaError(explain("view", f"{name}(…)", f"the class {name}", f"Pass an instance: {name}(…)."))
@@ -239,7 +240,7 @@ def _require_view(view: Any) -> View:
 
 
 def require_order(backend: Backend, user: object) -> None:
-    """Raise if rows have no time order, which views of several steps and samplers of episodes need."""
+    """Raise if the rows have no time order, which `user`, a view or sampler of several steps, needs."""
     if backend.stores_next_obs:
         remedy = 'Use the default next_obs="shared".'
         name = type(user).__name__

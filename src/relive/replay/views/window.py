@@ -118,7 +118,7 @@ class Window:
 def _flatten_offsets(
     tree: Mapping[str, Any], read: Callable[[str, Any], Any], path: Path = ()
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield (path, offsets) for every leaf of nested mappings."""
+    """Yield (path, offsets) for every leaf of nested mappings; `read` verifies the offsets."""
     for name, value in tree.items():
         where = (*path, name)
         if not isinstance(value, Mapping):
@@ -160,7 +160,7 @@ def _parse_steps(where: str, values: Any) -> tuple[int, ...]:
 
 
 def _convert_to_frames(where: str, tree: Mapping[str, Any], fps: float) -> dict[str, Any]:
-    """Convert times in seconds to frames, keeping the names."""
+    """Convert nested times in seconds to frames."""
     return {
         name: _convert_to_frames(f"{where}: {name}", value, fps)
         if isinstance(value, Mapping)
@@ -180,7 +180,7 @@ def _convert_to_frame(where: str, seconds: Any, fps: float) -> int:
 
 
 def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
-    """Return the batch paths of the leaves that `path` selects; raises if there is no such field."""
+    """Return the paths in the batch of all leaves below `path`; raises if there is no such field."""
     name = "obs" if path[0] == "next_obs" else path[0]
     schema.check_declared(name)
     stored_path = (name, *path[1:])
