@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def place(name: str) -> Place:
-    """Return the place with this name: "cpu" uses torch ops and "interpreter" Triton's interpreter, as on a device."""
+    """Return the device with this name; "cpu" uses torch ops, "interpreter" the CPU with Triton's interpreter."""
     if name == "interpreter":
         return Place(torch.device("cpu"), _interpreted)
     reason = missing(name)
@@ -52,7 +52,7 @@ def moved(value: Any, device: torch.device | str) -> Any:
 
 
 def same(a: TensorDictBase, b: TensorDictBase) -> None:
-    """Check that two batches have the same fields, bit for bit."""
+    """Check that two batches have the same fields and bits."""
     a, b = a.cpu(), b.cpu()
     assert set(a.keys(True, True)) == set(b.keys(True, True))
     for path in a.keys(True, True):
@@ -60,7 +60,7 @@ def same(a: TensorDictBase, b: TensorDictBase) -> None:
 
 
 def moving(on: Place) -> Any:
-    """relive for callers on the host: arguments are moved to the device, and results back."""
+    """Return a copy of relive that moves arguments to the device, and results to the host."""
 
     class Replay(rl.ReplayBuffer):
         def __init__(self, *args: Any, **options: Any) -> None:

@@ -15,8 +15,8 @@ SAVING = {"T13", "T17", "T18"}
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", [case for case in CASES if case.number not in SAVING], ids=str)
-def test_relive_passes_on_the_device(filled: Place, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "rl", moving(filled))
-    with filled.inside():
+def test_relive_passes_on_the_device(device_with_values: Place, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "rl", moving(device_with_values))
+    with device_with_values.inside():
         outcome = case.run(ours.adapter())
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)

@@ -41,18 +41,18 @@ def both(on: Place, length: int, *, next_step: bool = False, **options: Any) -> 
 
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_batches_equal_those_of_the_host(filled: Place, view: Any, next_step: bool) -> None:
-    host, there = both(filled, 90, next_step=next_step)
-    with filled.inside():
+def test_batches_equal_those_of_the_host(device_with_values: Place, view: Any, next_step: bool) -> None:
+    host, there = both(device_with_values, 90, next_step=next_step)
+    with device_with_values.inside():
         ids = there.ids().cpu()
         assert ids.tolist() == host.ids().tolist()
-        same(there.read(filled.there(ids), view), host.read(ids, view))
+        same(there.read(device_with_values.there(ids), view), host.read(ids, view))
         there.check()
 
 
-def test_draws_are_uniform_and_of_stored_rows(filled: Place) -> None:
-    _, there = both(filled, 90)
-    with filled.inside():
+def test_draws_are_uniform_and_of_stored_rows(device_with_values: Place) -> None:
+    _, there = both(device_with_values, 90)
+    with device_with_values.inside():
         ids = there.ids().cpu()
         drawn_ids = torch.cat([there.sample(512)["index"].cpu() for _ in range(20)])
     assert torch.isin(drawn_ids, ids).all()
@@ -62,14 +62,14 @@ def test_draws_are_uniform_and_of_stored_rows(filled: Place) -> None:
     assert abs(excess) < 5 * (2 * len(ids)) ** 0.5
 
 
-def test_priorities_equal_those_of_the_host(filled: Place) -> None:
-    host, there = both(filled, 60, sampler=rl.Prioritized())
+def test_priorities_equal_those_of_the_host(device_with_values: Place) -> None:
+    host, there = both(device_with_values, 60, sampler=rl.Prioritized())
     ids = host.ids()
     index = torch.cat([ids, ids[:5], torch.tensor([0, 1])])  # some ids twice, two of overwritten rows
     priority = torch.linspace(0.1, 3.0, len(index))
     gone = host.update_priority(index, priority)
-    with filled.inside():
-        assert int(there.update_priority(*filled.there((index, priority)))) == gone == 2
+    with device_with_values.inside():
+        assert int(there.update_priority(*device_with_values.there((index, priority)))) == gone == 2
         masses = [replay.state_dict()["arrays"]["sampler.mass"] for replay in (host, there)]
         torch.testing.assert_close(*(torch.as_tensor(mass).cpu() for mass in masses), rtol=1e-12, atol=0)
         batch = there.sample(256)
@@ -79,18 +79,18 @@ def test_priorities_equal_those_of_the_host(filled: Place) -> None:
 
 
 @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=str)
-def test_a_checkpoint_moves_to_the_host_and_back(filled: Place, sampler: Any, tmp_path: Path) -> None:
-    host, there = both(filled, 60, sampler=sampler)
+def test_a_checkpoint_moves_to_the_host_and_back(device_with_values: Place, sampler: Any, tmp_path: Path) -> None:
+    host, there = both(device_with_values, 60, sampler=sampler)
     ids = host.ids()
-    with filled.inside():
+    with device_with_values.inside():
         there.save(tmp_path / "there")
     host.save(tmp_path / "host")
-    elsewhere = filled.device.type != "cpu"
+    elsewhere = device_with_values.device.type != "cpu"
     arrived: Any = rl.load(tmp_path / "there", device="cpu" if elsewhere else None)
     same(arrived[ids], host[ids])
-    with filled.inside():
-        back: Any = rl.load(tmp_path / "host", device=filled.device if elsewhere else None)
-        same(back[filled.there(ids)], host[ids])
+    with device_with_values.inside():
+        back: Any = rl.load(tmp_path / "host", device=device_with_values.device if elsewhere else None)
+        same(back[device_with_values.there(ids)], host[ids])
         back.sample(4)
         back.check()
 
@@ -120,7 +120,8 @@ def test_a_training_step_is_captured_in_a_cuda_graph(on: Place) -> None:
     _, there = both(on, 60, sampler=rl.Prioritized())
     out = there.sample(64)
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # torch requires a few calls before a capture
+    # torch requires a few calls before a capture.
+    with torch.cuda.stream(stream):
         for _ in range(3):
             there.sample(64, out=out)
             there.update_priority(out["index"], out["reward"].abs() + 1)

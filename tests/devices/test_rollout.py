@@ -34,10 +34,10 @@ def rollout(on: Place | None) -> rl.RolloutBuffer:
     return buffer
 
 
-def test_stored_steps_equal_those_of_the_host(filled: Place) -> None:
+def test_stored_steps_equal_those_of_the_host(device_with_values: Place) -> None:
     host = rollout(None)
-    with filled.inside():
-        there = rollout(filled)
+    with device_with_values.inside():
+        there = rollout(device_with_values)
         for name in ("advantage", "return"):  # sums may be rounded in another order
             torch.testing.assert_close(there[name].cpu(), host[name], rtol=1e-5, atol=1e-5)
         stored = ("obs", "action", "reward", "terminated", "truncated", "value", "log_prob")
@@ -45,9 +45,9 @@ def test_stored_steps_equal_those_of_the_host(filled: Place) -> None:
         there.check()
 
 
-def test_minibatches_hold_every_step_once(filled: Place) -> None:
-    with filled.inside():
-        batches = list(rollout(filled).minibatches(32))
+def test_minibatches_hold_every_step_once(device_with_values: Place) -> None:
+    with device_with_values.inside():
+        batches = list(rollout(device_with_values).minibatches(32))
         index = torch.cat([batch["index"] for batch in batches]).cpu()
         reward = torch.cat([batch["reward"] for batch in batches]).cpu()
     assert index.sort().values.tolist() == list(range(STEPS * ENVS))
@@ -55,7 +55,7 @@ def test_minibatches_hold_every_step_once(filled: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["gae", "lambda_return", "n_step_return", "vtrace"])
-def test_an_estimator_gives_what_the_host_gives(filled: Place, name: str) -> None:
+def test_an_estimator_gives_what_the_host_gives(device_with_values: Place, name: str) -> None:
     every = steps()
     reward, value = (torch.stack([step[field] for step in every]) for field in ("reward", "value"))
     flags = [torch.stack([step[field] for step in every]) for field in ("terminated", "truncated")]
@@ -67,9 +67,9 @@ def test_an_estimator_gives_what_the_host_gives(filled: Place, name: str) -> Non
     }
     estimator, tensors, options = numbers[name]
     host = estimator(*tensors, **options)
-    with filled.inside():
-        there = estimator(*filled.there(tensors), **options)
-        strided = estimator(*(tensor.t().contiguous().t() for tensor in filled.there(tensors)), **options)
+    with device_with_values.inside():
+        there = estimator(*device_with_values.there(tensors), **options)
+        strided = estimator(*(tensor.t().contiguous().t() for tensor in device_with_values.there(tensors)), **options)
     for expected, got, again in zip(
         *(each if isinstance(each, tuple) else (each,) for each in (host, there, strided)), strict=True
     ):

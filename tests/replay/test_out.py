@@ -1,4 +1,4 @@
-"""`out=` of the wrong form is refused before rows are drawn; the last batch of an epoch fills its first rows."""
+"""Tests of `out`: what does not fit is refused before rows are drawn, and a short batch fills the first rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.digest import digest
 HINDSIGHT = rl.Hindsight("goal", "at", lambda achieved, goal, rows: (rows["reward"], rows["terminated"]))
 
 
-def made(sampler: rl.Sampler | None = None, rows: int = 10) -> rl.ReplayBuffer:
+def make_buffer(sampler: rl.Sampler | None = None, rows: int = 10) -> rl.ReplayBuffer:
     replay = rl.ReplayBuffer(100, obs={"goal": 1, "at": 1}, action=(), sampler=sampler, seed=0)
     for t in range(rows):
         obs, after = ({"goal": [9.0], "at": [float(t + k)]} for k in (0, 1))
@@ -22,12 +22,12 @@ def made(sampler: rl.Sampler | None = None, rows: int = 10) -> rl.ReplayBuffer:
     return replay
 
 
-def mixed(sampler: rl.Sampler | None = None) -> rl.Mixture:
-    return rl.Mixture({"a": made(sampler)}, [1])
+def make_mixture(sampler: rl.Sampler | None = None) -> rl.Mixture:
+    return rl.Mixture({"a": make_buffer(sampler)}, [1])
 
 
-class Weighing(rl.Sampler):
-    """A user's sampler of one epoch, with weights."""
+class WeightedEpochs(rl.Sampler):
+    """A user's sampler of epochs with weights."""
 
     returns_weights = may_return_fewer = True
     independent = False
@@ -42,7 +42,7 @@ class Weighing(rl.Sampler):
 
 
 @pytest.mark.parametrize("view", [None, HINDSIGHT], ids=["transitions", "hindsight"])
-@pytest.mark.parametrize("make", [made, mixed])
+@pytest.mark.parametrize("make", [make_buffer, make_mixture])
 def test_the_rest_of_an_epoch_is_in_the_first_rows(make: Any, view: Any, backend: str) -> None:
     one, twin = (make(rl.WithoutReplacement()) for _ in range(2))
     out = one.sample(6, view)
@@ -54,8 +54,9 @@ def test_the_rest_of_an_epoch_is_in_the_first_rows(make: Any, view: Any, backend
 
 
 def test_the_rest_of_an_epoch_with_weights(backend: str) -> None:
+    # The last batches have 2 rows and 1 row.
     for count in (4, 9):
-        one, twin = made(Weighing()), made(Weighing())
+        one, twin = make_buffer(WeightedEpochs()), make_buffer(WeightedEpochs())
         out = one.sample(count)
         twin.sample(count)
         while one.sampler.at + count <= 10:  # type: ignore[attr-defined]
@@ -79,8 +80,8 @@ def _lazy(out: TensorDict) -> Any:
 
 @pytest.mark.parametrize("wrong", [_of_another_dtype, _without_rows, _lazy])
 @pytest.mark.parametrize("view", [None, HINDSIGHT], ids=["transitions", "hindsight"])
-def test_a_wrong_one_draws_nothing(view: Any, wrong: Any, backend: str) -> None:
-    replay = made(rl.WithoutReplacement())
+def test_an_out_that_does_not_fit_draws_nothing(view: Any, wrong: Any, backend: str) -> None:
+    replay = make_buffer(rl.WithoutReplacement())
     out = replay.sample(3, view)
     before = digest(replay._random, replay.sampler)
     with pytest.raises(rl.SchemaError, match="^out"):
@@ -89,8 +90,8 @@ def test_a_wrong_one_draws_nothing(view: Any, wrong: Any, backend: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()])
-def test_one_that_was_made_in_inference_mode_is_filled(sampler: rl.Sampler, backend: str) -> None:
-    one, twin = made(sampler), made(sampler)
+def test_a_batch_of_inference_mode_is_filled(sampler: rl.Sampler, backend: str) -> None:
+    one, twin = make_buffer(sampler), make_buffer(sampler)
     with torch.inference_mode():
         out = one.sample(4)
     twin.sample(4)
@@ -108,7 +109,7 @@ def test_a_batch_of_relabelled_sequences_fits_the_next_one(backend: str) -> None
 
 
 def test_a_mixture_that_is_not_ready_draws_nothing() -> None:
-    mixture = rl.Mixture({"a": made(), "b": made(rl.WithoutReplacement(), 3)}, [1, 1])
+    mixture = rl.Mixture({"a": make_buffer(), "b": make_buffer(rl.WithoutReplacement(), 3)}, [1, 1])
     first = mixture.buffers["a"]
     before = digest(first._random, first.sampler)
     with pytest.raises(rl.NotReadyError):
@@ -117,7 +118,7 @@ def test_a_mixture_that_is_not_ready_draws_nothing() -> None:
 
 
 @pytest.mark.parametrize("leaf", [999, -1, 1.5])
-def test_a_plan_of_leaves_that_there_are_not_is_refused(leaf: Any, backend: str) -> None:
+def test_a_plan_of_missing_leaves_is_refused(leaf: Any, backend: str) -> None:
     class Beyond:
         def plan(self, schema: Any) -> Any:
             plan = rl.Transition().plan(schema)
@@ -125,7 +126,7 @@ def test_a_plan_of_leaves_that_there_are_not_is_refused(leaf: Any, backend: str)
             return type(plan)(reads)
 
     with pytest.raises(rl.SchemaError, match=r"^Beyond\.plan: expected leaves from 0 to"):
-        made().sample(2, Beyond())
+        make_buffer().sample(2, Beyond())
 
 
 def test_an_index_of_another_shape_is_refused(backend: str) -> None:
@@ -137,7 +138,7 @@ def test_an_index_of_another_shape_is_refused(backend: str) -> None:
             return batch | {("index",): batch[("index",)].unsqueeze(1).expand(-1, 3)}
 
     with pytest.raises(rl.SchemaError, match=r"^Odd\.finish: index: expected int64 of shape \(4,\)"):
-        made().sample(4, Odd())
+        make_buffer().sample(4, Odd())
 
 
 def _with(out: TensorDict, name: str, leaf: torch.Tensor) -> TensorDict:
@@ -145,10 +146,10 @@ def _with(out: TensorDict, name: str, leaf: torch.Tensor) -> TensorDict:
 
 
 @pytest.mark.parametrize("view", [None, HINDSIGHT], ids=["transitions", "hindsight"])
-@pytest.mark.parametrize("make", [made, mixed])
+@pytest.mark.parametrize("make", [make_buffer, make_mixture])
 def test_memory_of_the_buffer_is_refused_before_the_draw(make: Any, view: Any, backend: str) -> None:
     source = make()
-    replay = source if make is made else source.buffers["a"]
+    replay = source if make is make_buffer else source.buffers["a"]
     out = source.sample(4, view)
     stored = replay.columns["reward"][:4, 0]
     before = digest(replay._random, replay.sampler), stored.clone()
@@ -166,7 +167,7 @@ def test_memory_of_the_buffer_is_refused_for_a_view_that_computes(backend: str) 
         def finish(self, batch: Any, context: Any) -> Any:
             return batch | {("reward",): 2 * batch[("reward",)]}
 
-    replay, view = made(), Doubled()
+    replay, view = make_buffer(), Doubled()
     out = replay.sample(4, view)
     stored = replay.columns["reward"][:4, 0]
     before = digest(replay._random), stored.clone()
@@ -177,7 +178,7 @@ def test_memory_of_the_buffer_is_refused_for_a_view_that_computes(backend: str) 
 
 
 def test_memory_of_a_state_dict_is_refused(backend: str) -> None:
-    replay = made(rl.Counted())
+    replay = make_buffer(rl.Counted())
     out, saved = replay.sample(4), replay.state_dict()
     rewards = saved["rows"]["column3"]
     assert rewards.data_ptr() == replay.columns["reward"].data_ptr()
@@ -192,7 +193,7 @@ def test_memory_of_a_state_dict_is_refused(backend: str) -> None:
 
 @pytest.mark.parametrize("sampler", [rl.Prioritized(), rl.Counted(rl.Prioritized())])
 def test_memory_of_the_priorities_is_refused(sampler: rl.Sampler, backend: str) -> None:
-    replay = made(sampler)
+    replay = make_buffer(sampler)
     out = replay.sample(2)
     priorities = replay.state_dict()["arrays"]["sampler.mass"].view(torch.int64)[:2]
     with pytest.raises(rl.SchemaError, match=r"^out\.index: expected memory outside the buffer"):
@@ -209,14 +210,14 @@ def test_the_state_of_a_users_sampler_is_not_made_for_a_batch(backend: str) -> N
             raise AssertionError
 
     for sampler in (Stateful(), rl.Counted(Stateful())):
-        replay = made(sampler)
+        replay = make_buffer(sampler)
         out = replay.sample(3)
         assert replay.sample(3, out=out) is out
 
 
 @pytest.mark.parametrize("view", [None, HINDSIGHT], ids=["transitions", "hindsight"])
 def test_leaves_that_overlap_each_other_are_refused_before_the_draw(view: Any, backend: str) -> None:
-    replay = made()
+    replay = make_buffer()
     out = replay.sample(4, view)
     memory = torch.zeros(6)
     out = _with(_with(out, "reward", memory[:4]), "action", memory[2:])
@@ -250,7 +251,7 @@ def test_a_packed_plan_with_gaps_is_refused(offsets: Any, backend: str) -> None:
 
     expected = "consecutive offsets around 0" if offsets else "at least one offset"
     with pytest.raises(rl.SchemaError, match=rf"^Gaps\.plan: expected {expected}"):
-        made().sample(2, Gaps())
+        make_buffer().sample(2, Gaps())
 
 
 def test_a_packed_plan_of_different_ranges_is_refused(backend: str) -> None:
@@ -262,4 +263,4 @@ def test_a_packed_plan_of_different_ranges_is_refused(backend: str) -> None:
             return type(plan)(reads, layout=plan.layout)
 
     with pytest.raises(rl.SchemaError, match=r"^Uneven\.plan: expected consecutive offsets around 0"):
-        made().sample(2, Uneven())
+        make_buffer().sample(2, Uneven())

@@ -1,4 +1,4 @@
-"""Read plans of our views and of users' views."""
+"""Tests of read plans, and of views that users write."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ VIEWS = [
 ]
 
 
-def lived(**options: Any) -> rl.ReplayBuffer:
-    """Episodes of several lengths that have gone around the ring; the observation is the step's number."""
+def make_buffer(**options: Any) -> rl.ReplayBuffer:
+    """Make a wrapped ring of episodes of several lengths; observations are the numbers of step and environment."""
     replay = rl.ReplayBuffer(24, obs=2, action=1, num_envs=2, extra={"state": rl.Carry(2)}, seed=0, **options)
     rng = np.random.default_rng(3)
     for t in range(20):
@@ -43,8 +43,8 @@ def lived(**options: Any) -> rl.ReplayBuffer:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_steps_that_nobody_changed_are_reduced_to_what_the_plan_reads(view: Any, backend: str) -> None:
-    replay = lived()
+def test_unchanged_steps_are_reduced_to_the_batch_of_the_plan(view: Any, backend: str) -> None:
+    replay = make_buffer()
     store: Any = replay.storage
     plan = view.plan(store.schema).limit_to_slots(store.rows.ring.slots)
     slots = store.stored()
@@ -56,8 +56,8 @@ def test_steps_that_nobody_changed_are_reduced_to_what_the_plan_reads(view: Any,
 
 
 @dataclass(frozen=True)
-class Mixed:
-    """Reads leaves at offsets that no view of ours combines."""
+class MixedView:
+    """View with a combination of anchors and offsets that no view of relive has."""
 
     layout: Layout
 
@@ -75,31 +75,31 @@ class Mixed:
 
 @pytest.mark.parametrize("layout", [Layout.NEAREST, Layout.ZEROS])
 def test_every_backend_reads_any_plan_alike(layout: Layout) -> None:
-    replay, view = lived(), Mixed(layout)
+    replay, view = make_buffer(), MixedView(layout)
     with kernels.force("torch"):
-        other = lived()
-    mine, theirs = (each.read(replay.ids(), view) for each in (replay, other))
-    assert list(mine.keys()) == list(theirs.keys())
-    assert bool((mine == theirs).all())
-    last = mine["last_obs"][:, 0] - mine["obs"][:, 0]
-    assert torch.equal(mine["discount"], (0.9 ** (last + 1).double()).float())
-    assert torch.equal(mine["after"], mine["last_obs"] + STEP)
+        other = make_buffer()
+    batch, other_batch = (each.read(replay.ids(), view) for each in (replay, other))
+    assert list(batch.keys()) == list(other_batch.keys())
+    assert bool((batch == other_batch).all())
+    last = batch["last_obs"][:, 0] - batch["obs"][:, 0]
+    assert torch.equal(batch["discount"], (0.9 ** (last + 1).double()).float())
+    assert torch.equal(batch["after"], batch["last_obs"] + STEP)
 
 
-def test_a_view_that_reads_by_itself_is_told_what_to_write_instead() -> None:
+def test_a_view_of_the_old_interface_is_refused_with_the_new_methods() -> None:
     class Old:
         def read(self, store: Any, slots: Any, random: Any) -> Any: ...
 
     with pytest.raises(
         rl.SchemaError, match=r"view: expected a view with a method plan, got .*finish\(batch, context\)"
     ):
-        lived().sample(4, Old())  # pyright: ignore[reportArgumentType]
+        make_buffer().sample(4, Old())  # pyright: ignore[reportArgumentType]
 
 
-# Without a hash, the readers of equal views cannot be cached.
+# Not frozen and therefore without a hash, so that buffers cannot cache this view.
 @dataclass
-class Relative:
-    """Transitions with the number of stored steps of the episode before and after each."""
+class RelativeView:
+    """View with the number of steps before and after each row, and the next row's observation."""
 
     plans: list[int] = field(default_factory=list)
 
@@ -117,8 +117,8 @@ class Relative:
         }
 
 
-def test_a_view_computes_with_what_it_asks_of_the_rows(backend: str) -> None:
-    replay, view = lived(), Relative()
+def test_the_context_counts_steps_and_reads_other_rows(backend: str) -> None:
+    replay, view = make_buffer(), RelativeView()
     batch = replay.read(replay.ids(), view)
     assert set(batch.keys()) == {"left", "gone", "later", "obs", "index"}
     assert torch.equal(batch["later"][:, 0], batch["obs"][:, 0] + 1)
@@ -137,13 +137,13 @@ def test_equal_views_are_planned_once() -> None:
             self.plans[0].append(0)
             return rl.NStep(2, 0.9).plan(schema)
 
-    replay, plans = lived(), []
+    replay, plans = make_buffer(), []
     for _ in range(3):
         assert "discount" in replay.sample(4, Counted((plans,))).keys()
     assert len(plans) == 1
 
 
-WRONG: dict[str, tuple[Any, str]] = {
+INVALID_RESULTS: dict[str, tuple[Any, str]] = {
     "None": (lambda _: None, ": expected a dict of tensors by path, got NoneType"),
     "names": (lambda batch: {"obs": batch[("obs",)]}, ": expected paths that are tuples of names, got 'obs'"),
     "fewer rows": (lambda batch: {("obs",): batch[("obs",)][1:]}, r": obs: expected 4 rows on cpu, got \(3"),
@@ -158,7 +158,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Wrong(rl.View):
-    """A view whose `finish` returns no batch."""
+    """View whose `finish` returns an invalid batch."""
 
     returned: Any
 
@@ -169,22 +169,22 @@ class Wrong(rl.View):
         return self.returned(batch)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_a_users_view_returns_is_verified(name: str, backend: str) -> None:
-    returned, message = WRONG[name]
-    replay = lived()
+@pytest.mark.parametrize("name", INVALID_RESULTS)
+def test_the_result_of_a_users_view_is_verified(name: str, backend: str) -> None:
+    returned, message = INVALID_RESULTS[name]
+    replay = make_buffer()
     with pytest.raises(rl.SchemaError, match=rf"^Wrong\.finish{message}"):
         replay.sample(4, Wrong(returned))
     replay.check()
 
 
 def test_a_plan_of_a_users_view_is_a_read_plan(backend: str) -> None:
-    class Planless:
+    class ViewWithoutPlan:
         def plan(self, schema: Any) -> Any:
             return {"obs": 0}
 
-    with pytest.raises(rl.SchemaError, match=r"^Planless\.plan: expected a ReadPlan, got dict"):
-        lived().sample(4, Planless())
+    with pytest.raises(rl.SchemaError, match=r"^ViewWithoutPlan\.plan: expected a ReadPlan, got dict"):
+        make_buffer().sample(4, ViewWithoutPlan())
 
 
 VIEWS = (
@@ -194,8 +194,8 @@ VIEWS = (
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=repr)
-def test_the_forms_of_a_plan_are_those_of_its_batches(view: Any, backend: str) -> None:
-    replay = lived()
+def test_the_specs_of_a_plan_are_those_of_its_batches(view: Any, backend: str) -> None:
+    replay = make_buffer()
     plan = view.plan(replay.storage.schema).limit_to_slots(replay.storage.ring.slots)
     batch = replay.sample(5, view)
     found = {key if isinstance(key, tuple) else (key,): leaf for key, leaf in batch.items(True, True)}

@@ -1,4 +1,4 @@
-"""Rows that Triton's kernels write, draw and read under its interpreter equal those of the native core."""
+"""Tests of Triton's backend under its interpreter, compared with the native core."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ORDERED = [name for name, shape in SHAPES.items() if shape.options.get("next_obs
 
 @pytest.fixture
 def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several programs where the interpreter would have one: two items each, and pieces of wide leaves."""
+    """Split work that fits in one program into several programs."""
     from relive.kernels.triton import launching, read  # noqa: PLC0415 (which need Triton)
 
     monkeypatch.setattr(launching, "MAX_INTERPRETED", 2)
@@ -79,26 +79,25 @@ def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _interpreted() -> Iterator[None]:
-    """Run Triton's interpreter during each test; only buffers made with `force` use it."""
     with quick_arithmetic(), warnings.catch_warnings():
         warnings.simplefilter("ignore", rl.DataWarning)
         yield
 
 
-def pair(shape: Shape, **more: Any) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
-    """Return a buffer of the native core and an equal buffer of Triton's kernels."""
+def make_pair(shape: Shape, **more: Any) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
+    """Make equal buffers of the native core and of Triton."""
     native = shape.buffer(seed=0, **more)
     with rl.kernels.force("triton"):
         return native, shape.buffer(seed=0, **more)
 
 
-def loaded(path: Path) -> rl.ReplayBuffer:
+def load_replay(path: Path) -> rl.ReplayBuffer:
     replay = rl.load(path)
     assert isinstance(replay, rl.ReplayBuffer)
     return replay
 
 
-def views_of(shape: Shape) -> tuple[Any, ...]:
+def select_views(shape: Shape) -> tuple[Any, ...]:
     return VIEWS[:1] if shape.options.get("next_obs") == "stored" else VIEWS
 
 
@@ -106,12 +105,12 @@ class TestRows:
     @pytest.mark.parametrize("name", select("floats", "stored, NEXT_STEP", of=SHAPES))
     @pytest.mark.usefixtures("_small_programs")
     def test_any_history_is_stored_and_read_as_by_the_native_core(self, name: str) -> None:
-        native, triton = pair(SHAPES[name])
+        native, triton = make_pair(SHAPES[name])
         play([native, triton], seed=len(name), length=14)
         assert_same_rows(native, triton)
         triton.check()
         with programs_in_order(orders(2)[1]):
-            assert_same_batches(native, triton, views_of(SHAPES[name]))
+            assert_same_batches(native, triton, select_views(SHAPES[name]))
 
     @pytest.mark.thorough
     @pytest.mark.usefixtures("_small_programs")
@@ -125,14 +124,14 @@ class TestRows:
     def test_any_shape_any_history_any_order_of_programs(self, name: str, seed: int, rows: int, order: int) -> None:
         shape = SHAPES[name]._replace(rows=rows)
         with programs_in_order(orders(4)[order]):
-            native, triton = pair(shape)
+            native, triton = make_pair(shape)
             play([native, triton], seed, length=10)
             assert_same_rows(native, triton)
             triton.check()
-            assert_same_batches(native, triton, views_of(shape))
+            assert_same_batches(native, triton, select_views(shape))
 
     def test_views_read_by_torch_ops_see_rows_that_were_written_between_two_batches(self) -> None:
-        native, triton = pair(SHAPES["floats"])
+        native, triton = make_pair(SHAPES["floats"])
         for seed in range(3):
             play([native, triton], seed=seed, length=6)
             assert_same_batches(native, triton, [rl.Window(obs=(-1, 0))])
@@ -154,7 +153,7 @@ class TestRows:
         in_every_order(written, 3)
 
     def test_strided_and_transposed_inputs_are_stored_as_they_look(self) -> None:
-        native, triton = pair(Shape((2, 3), 4, 4, {}))
+        native, triton = make_pair(Shape((2, 3), 4, 4, {}))
         obs = torch.randn(3, 2, 4).permute(2, 1, 0)
         flags = torch.zeros(4, 2, dtype=torch.bool)[:, 0]
         for replay in (native, triton):
@@ -164,7 +163,7 @@ class TestRows:
         assert_same_batches(native, triton)
 
     def test_shapes_and_dtypes_are_refused_at_once_and_nothing_changes(self) -> None:
-        native, triton = pair(SHAPES["floats"])
+        native, triton = make_pair(SHAPES["floats"])
         play([native, triton], seed=0, length=3)
         good = {"action": np.zeros((3, 2)), "reward": np.zeros(3), "truncated": np.zeros(3, bool)}
         for wrong in ({"obs": np.zeros((3, 4))}, {"obs": np.zeros((2, 3))}, {"terminated": np.zeros(3)}):
@@ -192,7 +191,7 @@ class TestRewards:
         torch.float16, torch.bfloat16, torch.float32, torch.float64]))  # fmt: skip
     def test_sums_are_rounded_as_by_torch_ops_and_the_native_core(self, dtype: torch.dtype) -> None:
         shape = Shape(1, 12, 2, {"reward": rl.Field(3, dtype)})
-        native, triton = pair(shape)
+        native, triton = make_pair(shape)
         with rl.kernels.force("torch"):
             by_torch = shape.buffer()
         play([native, triton, by_torch], seed=1, length=12, calls="e")
@@ -205,17 +204,17 @@ class TestRewards:
         from relive.replay import triton_backend  # noqa: PLC0415 (which needs Triton)
 
         monkeypatch.setattr(triton_backend, "MAX_STEPS", 4)
-        native, triton = pair(Shape(1, 6, 2, {}))
+        native, triton = make_pair(Shape(1, 6, 2, {}))
         play([native, triton], seed=1, length=6, calls="e")
         assert_same_batches(native, triton, [view])
 
 
 class TestLaunches:
-    """Numbers of launches of each call, none of which waits for a result."""
+    """Tests of the number of launches per call."""
 
     CALLS: ClassVar[dict[str, tuple[Any, Callable[[rl.ReplayBuffer], Callable[[], object]], list[str]]]] = {
-        "add": (None, lambda replay: partial(replay.add, **step_of(replay)), ["write_kernel"]),
-        "extend": (None, lambda replay: partial(replay.extend, block_of(replay)), ["write_kernel"]),
+        "add": (None, lambda replay: partial(replay.add, **make_step(replay)), ["write_kernel"]),
+        "extend": (None, lambda replay: partial(replay.extend, make_block(replay)), ["write_kernel"]),
         "uniform": (None, lambda replay: partial(replay.sample, 8), ["draw_rows_kernel", "read_kernel"]),
         "n-step": (
             None, lambda replay: partial(replay.sample, 8, rl.NStep(3, 0.9)), ["draw_rows_kernel", "read_kernel"]
@@ -225,7 +224,7 @@ class TestLaunches:
             ["draw_rows_kernel", "windows_kernel", "read_kernel"],
         ),
         "prioritized add": (
-            rl.Prioritized(), lambda replay: partial(replay.add, **step_of(replay)),
+            rl.Prioritized(), lambda replay: partial(replay.add, **make_step(replay)),
             ["write_kernel", "set_written_slots_kernel", "renew_subtrees_kernel"],
         ),
     }  # fmt: skip
@@ -236,7 +235,7 @@ class TestLaunches:
         with interpreted():
             replay = rl.ReplayBuffer(80, 3, 2, num_envs=4, sampler=sampler, seed=0)
             for _ in range(2):
-                replay.add(**step_of(replay))
+                replay.add(**make_step(replay))
             call = call_of(replay)
             with Launches() as launches:
                 call()
@@ -249,22 +248,21 @@ class TestLaunches:
             "clear": lambda: replay.clear(),  # noqa: PLW0108 (it is made below)
             "update_priority": lambda: replay.update_priority(batch["index"], torch.rand(8)),
             "hindsight": lambda: replay.sample(8, rl.Hindsight("a", "b", lambda a, g, _: (a[:, 0], a[:, 0] > g[:, 0]))),
-            "env_ids": lambda: replay.add(**step_of(replay, 2), env_ids=[0, 2]),
+            "env_ids": lambda: replay.add(**make_step(replay, 2), env_ids=[0, 2]),
         }
         with interpreted():
             replay = rl.ReplayBuffer(80, {"a": 3, "b": 3}, 2, num_envs=4, sampler=rl.Prioritized(), seed=0)
-            replay.add(**step_of(replay))
+            replay.add(**make_step(replay))
             batch = replay.sample(8)
-            # Ids of environments are converted to a tensor once.
-            replay.add(**step_of(replay, 2), env_ids=[0, 2])
+            # The first call makes a tensor of the environments, which later calls reuse.
+            replay.add(**make_step(replay, 2), env_ids=[0, 2])
             with Launches() as launches:
                 calls[name]()
         assert not WAITS & set(launches.names)
 
 
-def block_of(replay: rl.ReplayBuffer, steps: int = 3) -> dict[str, Any]:
-    """Return a block of steps of all environments."""
-    return {name: _repeated(value, steps) for name, value in step_of(replay).items()}
+def make_block(replay: rl.ReplayBuffer, steps: int = 3) -> dict[str, Any]:
+    return {name: _repeated(value, steps) for name, value in make_step(replay).items()}
 
 
 def _repeated(value: Any, steps: int) -> Any:
@@ -273,8 +271,8 @@ def _repeated(value: Any, steps: int) -> Any:
     return torch.stack([value] * steps)
 
 
-def step_of(replay: rl.ReplayBuffer, envs: int | None = None) -> dict[str, Any]:
-    """Return a step of all environments, or of the first `count`."""
+def make_step(replay: rl.ReplayBuffer, envs: int | None = None) -> dict[str, Any]:
+    """Make a step of all environments, or of `envs` environments."""
     envs = replay.num_envs if envs is None else envs
     assert envs is not None
     obs: Any = [torch.zeros(envs, 3), torch.ones(envs, 3)]
@@ -350,22 +348,22 @@ class TestForce:
 
 class TestCheckpoints:
     def test_rows_move_between_kernels_both_ways(self, tmp_path: Path) -> None:
-        native, triton = pair(SHAPES["nested"], sampler=rl.Prioritized())
+        native, triton = make_pair(SHAPES["nested"], sampler=rl.Prioritized())
         play([native, triton], seed=2, length=8)
         native.save(tmp_path / "native")
         triton.save(tmp_path / "triton")
         with interpreted():
-            moved = loaded(tmp_path / "native")
+            moved = load_replay(tmp_path / "native")
             assert type(moved.storage).__name__ == "TritonBackend"
             assert_same_batches(moved, triton)
             play([moved, triton], seed=9, length=3)
             assert_same_batches(moved, triton)
-        back = loaded(tmp_path / "triton")
+        back = load_replay(tmp_path / "triton")
         assert type(back.storage).__name__ == "NativeBackend"
         assert_same_batches(back, native)
         assert len(back.sample(5)) == 5
         with rl.kernels.force("torch"):
-            assert_same_batches(loaded(tmp_path / "triton"), native)
+            assert_same_batches(load_replay(tmp_path / "triton"), native)
 
     @pytest.mark.parametrize("sampler", select(rl.Prioritized(), of=[None, rl.Prioritized()]))
     def test_draws_go_on_exactly(self, tmp_path: Path, sampler: Any) -> None:
@@ -374,7 +372,7 @@ class TestCheckpoints:
             play([replay], seed=2, length=6, calls="e")
             replay.sample(5)
             replay.save(tmp_path)
-            again = loaded(tmp_path)
+            again = load_replay(tmp_path)
             for view in (rl.Transition(), rl.Sequence(2)):
                 assert_same_batch(replay.sample(9, view), again.sample(9, view))
             assert same_bits(replay._random.uniform(3, replay.device), again._random.uniform(3, replay.device))
@@ -382,7 +380,6 @@ class TestCheckpoints:
 
 @pytest.mark.parametrize("number", select("T16", of=["T3", "T6", "T8", "T11", "T12", "T14", "T15", "T16", "T17"]))
 def test_conformance(number: str) -> None:
-    """Run the conformance cases of replay that take seconds, not minutes, under the interpreter."""
     with interpreted():
         outcome = case(number).run(ours.adapter())
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)

@@ -1,4 +1,4 @@
-"""Buffers whose rows can be told, for samplers that look at how new a row is."""
+"""Random episodes whose rows have known ids, to test samplers that depend on the age of rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import relive as rl
 from relive import kernels
 from tests.conftest import BACKENDS
 
-KINDS = [*BACKENDS, "shared", "disk"]
+MEMORY_KINDS = [*BACKENDS, "shared", "disk"]
 
 
 @contextmanager
-def memory_of(kind: str, path: Path) -> Iterator[Any]:
-    """What `device=` names, with the backend of this kind."""
+def open_memory(kind: str, path: Path) -> Iterator[Any]:
+    """Yield the `device` argument of a kind of memory, and use the backend of this kind meanwhile."""
     if kind in BACKENDS:
         with BACKENDS[kind]():
             yield "cpu"
@@ -30,28 +30,28 @@ def is_possible(kind: str) -> bool:
     return kind == "torch" or kernels.native() is not None
 
 
-class Lived:
-    """Environments whose episodes end at random, each step of which is known by its id and by its observation."""
+class RandomEpisodes:
+    """Environments whose episodes end at random; the observation of every step is another number."""
 
     def __init__(self, replay: rl.ReplayBuffer, seed: int, ends: float = 0.2) -> None:
         self.replay, self._rng, self._ends = replay, np.random.default_rng(seed), ends
-        self._number, self._resets = 0.0, np.zeros(replay.num_envs or 1, bool)
-        self._obs = self._fresh()
+        self._next_number, self._resets = 0.0, np.zeros(replay.num_envs or 1, bool)
+        self._obs = self._new_obs()
 
-    def _fresh(self) -> np.ndarray:
+    def _new_obs(self) -> np.ndarray:
         count = self.replay.num_envs or 1
-        numbers = self._number + np.arange(count)
-        self._number += count
+        numbers = self._next_number + np.arange(count)
+        self._next_number += count
         return numbers[:, None]
 
     def step(self, envs: np.ndarray | None = None) -> list[int]:
-        """One step of the environments `envs`, or of all; returns the ids of the new rows."""
-        before = set(self.replay.ids().tolist())
-        chosen = np.arange(self.replay.num_envs or 1) if envs is None else envs
-        following, first = self._fresh(), self._fresh()
-        ends = self._rng.random(len(chosen)) < self._ends
-        none = np.zeros(len(chosen), bool)
-        obs = self._obs[chosen]
-        self.replay.add(obs, obs[:, 0], obs[:, 0], ends, none, following[chosen], env_ids=chosen.tolist())
-        self._obs[chosen] = np.where(ends[:, None], first[chosen], following[chosen])
-        return sorted(set(self.replay.ids().tolist()) - before)
+        """Add one step of the environments `envs`, or of all; returns the ids of the new rows."""
+        old_ids = set(self.replay.ids().tolist())
+        env_ids = np.arange(self.replay.num_envs or 1) if envs is None else envs
+        next_obs, first_obs = self._new_obs(), self._new_obs()
+        ends = self._rng.random(len(env_ids)) < self._ends
+        no_flags = np.zeros(len(env_ids), bool)
+        obs = self._obs[env_ids]
+        self.replay.add(obs, obs[:, 0], obs[:, 0], ends, no_flags, next_obs[env_ids], env_ids=env_ids.tolist())
+        self._obs[env_ids] = np.where(ends[:, None], first_obs[env_ids], next_obs[env_ids])
+        return sorted(set(self.replay.ids().tolist()) - old_ids)

@@ -1,4 +1,4 @@
-"""A user's own sampler: what it is told, and what it may return."""
+"""Tests of samplers that users write: the calls they get, and the check of their results."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from relive import kernels
 
 
 @dataclass
-class Returning(rl.Sampler):
-    """Returns what it is given."""
+class FixedSampler(rl.Sampler):
+    """Sampler that returns a fixed value, or the result of a function."""
 
-    chosen: Any
+    result: Any
 
     def sample(self, count: int) -> Any:
-        return self.chosen(self, count) if callable(self.chosen) else self.chosen
+        return self.result(self, count) if callable(self.result) else self.result
 
 
-class Weighted(Returning):
+class WeightedSampler(FixedSampler):
     returns_weights = True
 
 
-class Shorter(Returning):
+class ShortSampler(FixedSampler):
     may_return_fewer = True
 
 
-def filled(sampler: rl.Sampler, rows: int = 5) -> rl.ReplayBuffer:
+def make_buffer(sampler: rl.Sampler, rows: int = 5) -> rl.ReplayBuffer:
     replay = rl.ReplayBuffer(8, 1, (), sampler=sampler, seed=0)
     for t in range(rows):
         replay.add([t], 0.0, t, terminated=False, truncated=False, next_obs=[t + 1])
@@ -43,61 +43,63 @@ def slots(*numbers: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return torch.tensor(numbers, dtype=dtype)
 
 
-ONE = torch.ones(3)
+ONES = torch.ones(3)
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize(
     ("sampler", "expected"),
     [
-        (Returning(None), r"\(slots, weight\), got None"),
-        (Returning(slots(0, 1, 2)), r"\(slots, weight\)"),
-        (Returning((slots(0, 1), None)), r"shape \(3,\) on cpu, got .*shape \(2,\)"),
-        (Returning((slots(0, 1, 2, 3), None)), r"shape \(3,\) on cpu, got .*shape \(4,\)"),
-        (Returning((slots(0, 1, 2, dtype=torch.int32), None)), r"int64 slots .* got torch.int32"),
-        (Returning(([0, 1, 2], None)), r"int64 slots .* got \[0, 1, 2\]"),
-        (Returning((slots(0, 1, -1), None)), r"slots of stored transitions, got slot -1"),
-        (Returning((slots(0, 1, 5), None)), r"slots of stored transitions, got slot 5"),  # waits for its step
-        (Returning((slots(0, 1, 7), None)), r"slots of stored transitions, got slot 7"),  # never written
-        (Returning((slots(0, 1, 99), None)), r"slots of stored transitions, got slot 99"),
-        (Returning((slots(0, 1, 2), ONE)), r"returns_weights, which is False, got weights"),
-        (Weighted((slots(0, 1, 2), None)), r"returns_weights, which is True, got None"),
-        (Weighted((slots(0, 1, 2), ONE[:2])), r"float32 weights of shape \(3,\)"),
-        (Weighted((slots(0, 1, 2), ONE.double())), r"float32 weights .* got torch.float64"),
-        (Shorter((slots(), None)), r"or fewer"),
-        (rl.Counted(Returning((slots(0, 1, 9), None))), r"got slot 9"),
+        (FixedSampler(None), r"\(slots, weight\), got None"),
+        (FixedSampler(slots(0, 1, 2)), r"\(slots, weight\)"),
+        (FixedSampler((slots(0, 1), None)), r"shape \(3,\) on cpu, got .*shape \(2,\)"),
+        (FixedSampler((slots(0, 1, 2, 3), None)), r"shape \(3,\) on cpu, got .*shape \(4,\)"),
+        (FixedSampler((slots(0, 1, 2, dtype=torch.int32), None)), r"int64 slots .* got torch.int32"),
+        (FixedSampler(([0, 1, 2], None)), r"int64 slots .* got \[0, 1, 2\]"),
+        (FixedSampler((slots(0, 1, -1), None)), r"slots of stored transitions, got slot -1"),
+        (FixedSampler((slots(0, 1, 5), None)), r"slots of stored transitions, got slot 5"),
+        (FixedSampler((slots(0, 1, 7), None)), r"slots of stored transitions, got slot 7"),
+        (FixedSampler((slots(0, 1, 99), None)), r"slots of stored transitions, got slot 99"),
+        (FixedSampler((slots(0, 1, 2), ONES)), r"returns_weights, which is False, got weights"),
+        (WeightedSampler((slots(0, 1, 2), None)), r"returns_weights, which is True, got None"),
+        (WeightedSampler((slots(0, 1, 2), ONES[:2])), r"float32 weights of shape \(3,\)"),
+        (WeightedSampler((slots(0, 1, 2), ONES.double())), r"float32 weights .* got torch.float64"),
+        (ShortSampler((slots(), None)), r"or fewer"),
+        (rl.Counted(FixedSampler((slots(0, 1, 9), None))), r"got slot 9"),
     ],
 )
 @pytest.mark.parametrize("view", [rl.Transition(), rl.NStep(2, 0.9), rl.Sequence(2)])
-def test_a_wrong_choice_is_an_error_that_names_the_class(backend: str, sampler: Any, expected: str, view: Any) -> None:
+def test_an_invalid_result_is_an_error_that_names_the_class(
+    backend: str, sampler: Any, expected: str, view: Any
+) -> None:
     with kernels.force("torch") if backend == "torch" else nullcontext():
-        replay = filled(sampler)
+        replay = make_buffer(sampler)
         inner = sampler.sampler if isinstance(sampler, rl.Counted) else sampler
         with pytest.raises(rl.SchemaError, match=rf"{type(inner).__name__}\.sample: .*{expected}"):
             replay.sample(3, view)
         replay.check()
 
 
-def test_a_right_choice_is_read() -> None:
-    assert filled(Returning((slots(4, 0, 4), None))).sample(3)["reward"].tolist() == [4.0, 0.0, 4.0]
-    batch = filled(Weighted((slots(1, 2, 3), ONE))).sample(3)
+def test_the_rows_of_a_valid_result_are_read() -> None:
+    assert make_buffer(FixedSampler((slots(4, 0, 4), None))).sample(3)["reward"].tolist() == [4.0, 0.0, 4.0]
+    batch = make_buffer(WeightedSampler((slots(1, 2, 3), ONES))).sample(3)
     assert batch["weight"].tolist() == [1.0, 1.0, 1.0]
-    assert filled(Shorter((slots(2), None))).sample(3)["reward"].tolist() == [2.0]
+    assert make_buffer(ShortSampler((slots(2), None))).sample(3)["reward"].tolist() == [2.0]
 
 
-def test_an_object_with_start_is_told_what_replaces_it() -> None:
-    class Old:
+def test_a_sampler_of_the_old_interface_is_refused_with_the_new_methods() -> None:
+    class OldSampler:
         def start(self, store: Any, random: Any) -> Any: ...
 
     with pytest.raises(rl.SchemaError, match=r"expected an rl\.Sampler, .*`bind\(storage, rng\)` replaces `start`"):
-        filled(Old())  # type: ignore[arg-type]
+        make_buffer(OldSampler())  # type: ignore[arg-type]
     with pytest.raises(rl.SchemaError, match=r"got the class Uniform. Pass an instance"):
-        filled(rl.Uniform)  # type: ignore[arg-type]
+        make_buffer(rl.Uniform)  # type: ignore[arg-type]
 
 
 def test_a_buffer_binds_a_copy_and_settings_stay_as_they_are() -> None:
     sampler = rl.Prioritized(alpha=0.5)
-    first, second = filled(sampler), filled(sampler)
+    first, second = make_buffer(sampler), make_buffer(sampler)
     assert first.sampler == second.sampler == sampler
     assert first.sampler is not second.sampler
     assert first.sampler is not sampler
@@ -107,19 +109,19 @@ def test_a_buffer_binds_a_copy_and_settings_stay_as_they_are() -> None:
         sampler.alpha = 0.7
 
 
-def test_it_is_told_of_writes_and_of_clear() -> None:
-    told: list[Any] = []
+def test_a_sampler_is_called_after_writes_and_after_clear() -> None:
+    calls: list[Any] = []
 
-    class Listening(rl.Uniform):
+    class RecordingSampler(rl.Uniform):
         def on_write(self, slots: torch.Tensor) -> None:
-            told.append(sorted(slots.tolist()))
+            calls.append(sorted(slots.tolist()))
 
         def on_clear(self) -> None:
-            told.append("clear")
+            calls.append("clear")
 
-    replay = filled(Listening(), rows=2)
+    replay = make_buffer(RecordingSampler(), rows=2)
     replay.clear()
-    assert told == [[0], [1], "clear"]
+    assert calls == [[0], [1], "clear"]
 
 
 class SamplerWithFloat8(rl.Sampler):

@@ -1,4 +1,4 @@
-"""Settings of `Prioritized` that change: another exponent on load, and schedules for beta."""
+"""Tests of `Prioritized`: another exponent after a load, and schedules for beta."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.faults.processes import apart
 PRIORITIES = torch.tensor([0.0, 0.5, 1.0, 2.0, 8.0], dtype=torch.float64)
 
 
-def filled(sampler: Any, **options: Any) -> rl.ReplayBuffer:
+def make_buffer(sampler: Any, **options: Any) -> rl.ReplayBuffer:
     replay = rl.ReplayBuffer(5, 1, (), sampler=sampler, next_obs="stored", seed=0, **options)
     for t in range(5):
         replay.add([t], 0.0, 0.0, terminated=False, truncated=False, next_obs=[t + 1])
@@ -47,22 +47,22 @@ def test_the_masses_of_all_slots_are_a_copy_and_zero_without_a_row() -> None:
     "beta", [0.4, rl.Linear(0.4, 1.0, 10), lambda drawn: 0.5], ids=["number", "linear", "function"]
 )
 def test_another_exponent_applies_to_the_stored_priorities(tmp_path: Path, wrap: Any, beta: Any) -> None:
-    filled(wrap(rl.Prioritized(alpha=0.6, beta=beta, eps=0.25))).save(tmp_path)
+    make_buffer(wrap(rl.Prioritized(alpha=0.6, beta=beta, eps=0.25))).save(tmp_path)
     other = rl.Prioritized(alpha=1.5, beta=beta, eps=1e-3)
     loaded = rl.load(tmp_path, rl.ReplayBuffer, sampler=wrap(other))
-    torch.testing.assert_close(masses(loaded), masses(filled(wrap(other))))
+    torch.testing.assert_close(masses(loaded), masses(make_buffer(wrap(other))))
     loaded.check()
 
 
 def test_the_same_exponent_changes_no_bit(tmp_path: Path) -> None:
-    replay = filled(rl.Prioritized(alpha=0.6, beta=0.4))
+    replay = make_buffer(rl.Prioritized(alpha=0.6, beta=0.4))
     replay.save(tmp_path)
     loaded = rl.load(tmp_path, rl.ReplayBuffer, sampler=rl.Prioritized(alpha=0.6, beta=0.9, normalize="global"))
     assert torch.equal(masses(loaded), masses(replay))
 
 
 def test_priorities_that_an_exponent_of_zero_has_lost_are_not_made_up(tmp_path: Path) -> None:
-    filled(rl.Prioritized(alpha=0.0)).save(tmp_path)
+    make_buffer(rl.Prioritized(alpha=0.0)).save(tmp_path)
     with pytest.raises(
         rl.IncompatibleCheckpoint, match=r"sampler: expected alpha=0\.0 and eps=1e-06, .* got alpha=0\.6"
     ):
@@ -73,7 +73,7 @@ def test_priorities_that_an_exponent_of_zero_has_lost_are_not_made_up(tmp_path: 
 @pytest.mark.skipif(sys.platform != "linux", reason="disk memory")
 def test_disk_memory_with_another_exponent_is_refused(tmp_path: Path) -> None:
     disk = rl.Memory.disk(tmp_path)
-    filled(rl.Prioritized(alpha=0.6, beta=lambda drawn: 0.5), device=disk).close()
+    make_buffer(rl.Prioritized(alpha=0.6, beta=lambda drawn: 0.5), device=disk).close()
     with pytest.raises(rl.IncompatibleCheckpoint, match="sampler of the buffer in .*expected .*0.6.*got .*0.9"):
         rl.load(tmp_path, sampler=rl.Prioritized(alpha=0.9, beta=lambda drawn: 0.5))
     rl.load(tmp_path, rl.ReplayBuffer, sampler=rl.Prioritized(alpha=0.6, beta=lambda drawn: 0.5)).close()
@@ -81,14 +81,14 @@ def test_disk_memory_with_another_exponent_is_refused(tmp_path: Path) -> None:
 
 def test_a_function_for_beta_is_named_when_a_buffer_is_loaded(tmp_path: Path) -> None:
     sampler = rl.Prioritized(beta=lambda drawn: 0.5)
-    filled(sampler).save(tmp_path)
+    make_buffer(sampler).save(tmp_path)
     with pytest.raises(rl.IncompatibleCheckpoint, match=r"sampler: beta: expected .*rl\.Linear.* got a function"):
         rl.load(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory")
 def test_a_handle_with_a_function_for_beta_says_so_when_it_is_pickled() -> None:
-    handle = filled(rl.Prioritized(beta=lambda drawn: 0.5), device=rl.Memory.shared()).handle()
+    handle = make_buffer(rl.Prioritized(beta=lambda drawn: 0.5), device=rl.Memory.shared()).handle()
     with pytest.raises(rl.SchemaError, match=r"handle: .*rl\.Linear"):
         pickle.dumps(handle)
 
@@ -100,7 +100,7 @@ def test_a_beta_outside_of_0_to_1_is_refused(beta: Any) -> None:
 
 
 def test_a_function_that_gives_such_a_beta_is_refused_when_it_does() -> None:
-    replay = filled(rl.Prioritized(beta=lambda drawn: 1.4))
+    replay = make_buffer(rl.Prioritized(beta=lambda drawn: 1.4))
     with pytest.raises(rl.SchemaError, match=r"Prioritized\.beta: expected a number( from 0 to 1)?, got"):
         replay.sample(2)
 
@@ -132,47 +132,49 @@ class TestLinear:
                 make()
 
     def test_counts_calls_of_sample_whatever_their_size(self) -> None:
-        replay = filled(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)))
-        assert betas(replay, (64, 32, 64, 32, 64, 64)) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0, 1.0], abs=1e-5)
+        replay = make_buffer(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)))
+        assert sample_betas(replay, (64, 32, 64, 32, 64, 64)) == pytest.approx(
+            [0.0, 0.25, 0.5, 0.75, 1.0, 1.0], abs=1e-5
+        )
 
     @pytest.mark.parametrize("wrap", [lambda sampler: sampler, rl.Counted], ids=["plain", "counted"])
     def test_goes_on_after_a_load_a_copy_and_a_pickle(self, tmp_path: Path, wrap: Any) -> None:
-        replay = filled(wrap(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4))))
-        assert betas(replay, (64, 64)) == pytest.approx([0.0, 0.25], abs=1e-5)
+        replay = make_buffer(wrap(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4))))
+        assert sample_betas(replay, (64, 64)) == pytest.approx([0.0, 0.25], abs=1e-5)
         replay.save(tmp_path)
         twins = [rl.load(tmp_path, rl.ReplayBuffer), copy.deepcopy(replay), pickle.loads(pickle.dumps(replay))]
         other = rl.ReplayBuffer(5, 1, (), sampler=replay.sampler, next_obs="stored")
         other.load_state_dict(replay.state_dict())
         for twin in (*twins, other):
             assert twin.sampler == replay.sampler
-            assert betas(twin, (64, 64, 64, 64)) == pytest.approx([0.5, 0.75, 1.0, 1.0], abs=1e-5)
+            assert sample_betas(twin, (64, 64, 64, 64)) == pytest.approx([0.5, 0.75, 1.0, 1.0], abs=1e-5)
 
     def test_a_number_may_follow_a_line_and_a_line_a_number(self, tmp_path: Path) -> None:
-        filled(rl.Prioritized(beta=0.4)).save(tmp_path / "number")
-        filled(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4))).save(tmp_path / "line")
+        make_buffer(rl.Prioritized(beta=0.4)).save(tmp_path / "number")
+        make_buffer(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4))).save(tmp_path / "line")
         line = rl.load(tmp_path / "number", rl.ReplayBuffer, sampler=rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)))
-        assert betas(line, (64, 64)) == pytest.approx([0.0, 0.25], abs=1e-5)
+        assert sample_betas(line, (64, 64)) == pytest.approx([0.0, 0.25], abs=1e-5)
         rl.load(tmp_path / "line", rl.ReplayBuffer, sampler=rl.Prioritized(beta=0.4)).sample(4)
 
     def test_a_call_that_raises_does_not_count(self) -> None:
-        replay = filled(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)))
+        replay = make_buffer(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)))
         out = replay.sample(3)
         with pytest.raises(rl.SchemaError):
             replay.sample(4, out=out)
-        assert betas(replay, (64,)) == pytest.approx([0.25], abs=1e-5)
+        assert sample_betas(replay, (64,)) == pytest.approx([0.25], abs=1e-5)
 
     @pytest.mark.skipif(sys.platform != "linux", reason="disk memory")
     def test_goes_on_in_disk_memory(self, tmp_path: Path) -> None:
-        with filled(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)), device=rl.Memory.disk(tmp_path)) as replay:
-            betas(replay, (64, 64))
+        with make_buffer(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)), device=rl.Memory.disk(tmp_path)) as replay:
+            sample_betas(replay, (64, 64))
         with rl.load(tmp_path, rl.ReplayBuffer) as replay:
-            assert betas(replay, (64,)) == pytest.approx([0.5], abs=1e-5)
+            assert sample_betas(replay, (64,)) == pytest.approx([0.5], abs=1e-5)
 
     @pytest.mark.skipif(sys.platform != "linux", reason="shared memory")
     def test_processes_count_their_calls_together(self) -> None:
-        replay = filled(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)), device=rl.Memory.shared())
+        replay = make_buffer(rl.Prioritized(beta=rl.Linear(0.0, 1.0, 4)), device=rl.Memory.shared())
         apart(_draw_twice, replay.handle())
-        assert betas(replay, (64,)) == pytest.approx([0.5], abs=1e-5)
+        assert sample_betas(replay, (64,)) == pytest.approx([0.5], abs=1e-5)
 
 
 def _draw_twice(handle: Any) -> None:
@@ -181,12 +183,12 @@ def _draw_twice(handle: Any) -> None:
     replay.sample(2)
 
 
-def betas(replay: rl.ReplayBuffer, sizes: tuple[int, ...]) -> list[float]:
-    """The exponents that the weights of batches of these sizes show."""
-    return [_shown_beta(masses(replay), replay.sample(size)) for size in sizes]
+def sample_betas(replay: rl.ReplayBuffer, sizes: tuple[int, ...]) -> list[float]:
+    """Sample batches of these sizes and compute beta from the weights of each."""
+    return [_compute_beta(masses(replay), replay.sample(size)) for size in sizes]
 
 
-def _shown_beta(mass: torch.Tensor, batch: Any) -> float:
+def _compute_beta(mass: torch.Tensor, batch: Any) -> float:
     drawn = mass[batch["obs"][:, 0].long()]
     ratio = drawn.min() / drawn
     shown = ratio < 1

@@ -1,4 +1,4 @@
-"""Prioritized sequences: a priority for each step of a sequence, or one for all of them."""
+"""Tests of prioritized sequences, with a priority per step or one per sequence."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relive as rl
-from tests.replay.samplers.newest_rows import Lived
+from tests.replay.samplers.newest_rows import RandomEpisodes
 
 
-def lived(**options: Any) -> rl.ReplayBuffer:
+def make_buffer(**options: Any) -> rl.ReplayBuffer:
     sampler = rl.Prioritized(alpha=1.0, eps=0.0)
     replay = rl.ReplayBuffer(60, 1, (), num_envs=3, sampler=sampler, seed=0, **options)
-    world = Lived(replay, 1)
+    episodes = RandomEpisodes(replay, 1)
     for _ in range(30):
-        world.step()
+        episodes.step()
     return replay
 
 
@@ -28,45 +28,46 @@ def masses(replay: rl.ReplayBuffer) -> dict[int, float]:
 
 
 def test_the_steps_of_sequences_get_their_priorities_and_no_other_row_does(backend: str) -> None:
-    replay = lived()
-    before = masses(replay)
+    replay = make_buffer()
+    old_masses = masses(replay)
     batch = replay.sample(4, rl.Sequence(3, burn_in=2, step_index=True))
     steps = torch.where(batch["train"], batch["step_index"], -1)
     error = torch.where(batch["train"], 2.0 + torch.arange(20.0).view(4, 5), float("nan"))
     assert replay.update_priority(steps, error) == 0
-    expected = dict(before)
+    expected = dict(old_masses)
     for i, value in zip(steps.view(-1).tolist(), error.view(-1).tolist(), strict=True):
         if i >= 0:
-            expected[i] = value  # of a step in two sequences the last one stays
+            # If a step is in two sequences, its last priority is used.
+            expected[i] = value
     assert masses(replay) == pytest.approx(expected)
     replay.check()
 
 
 def test_steps_that_were_overwritten_are_counted_and_padding_is_not(backend: str) -> None:
-    replay = lived()
+    replay = make_buffer()
     batch = replay.sample(6, rl.Sequence(4, step_index=True))
-    world = Lived(replay, 2)
+    episodes = RandomEpisodes(replay, 2)
     for _ in range(8):
-        world.step()
+        episodes.step()
     steps = batch["step_index"]
-    gone = int(((steps >= 0) & ~torch.isin(steps, replay.ids())).sum())
-    assert replay.update_priority(steps, torch.ones(steps.shape)) == gone
+    num_overwritten = int(((steps >= 0) & ~torch.isin(steps, replay.ids())).sum())
+    assert replay.update_priority(steps, torch.ones(steps.shape)) == num_overwritten
 
 
 def test_a_shape_that_differs_and_an_invalid_priority_are_refused(backend: str) -> None:
-    replay = lived()
+    replay = make_buffer()
     steps = replay.sample(2, rl.Sequence(3, step_index=True))["step_index"]
-    before = masses(replay)
+    old_masses = masses(replay)
     for wrong in (torch.ones(2), torch.ones(6), torch.ones(3, 2)):
         with pytest.raises(rl.SchemaError, match=r"priority: expected shape \(2, 3\)"):
             replay.update_priority(steps, wrong)
     with pytest.raises(rl.PriorityError, match="a finite number of at least 0"):
         replay.update_priority(steps, torch.full((2, 3), float("nan")))
-    assert masses(replay) == before
+    assert masses(replay) == old_masses
 
 
 def test_a_prioritized_row_starts_the_sequences_that_are_drawn(backend: str) -> None:
-    replay = lived()
+    replay = make_buffer()
     ids = replay.ids()
     chosen = ids[len(ids) // 2]
     replay.update_priority(ids, (ids == chosen).double())

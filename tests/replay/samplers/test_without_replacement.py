@@ -1,4 +1,4 @@
-"""Tests of `WithoutReplacement` beyond those of all samplers: an epoch survives Ctrl-C inside a draw."""
+"""Test of `WithoutReplacement`: an epoch survives Ctrl-C inside a draw."""
 
 from contextlib import suppress
 from typing import Any
@@ -15,17 +15,18 @@ def test_an_interrupt_while_an_epoch_starts_loses_no_row(assignments: int, monke
     replay = rl.ReplayBuffer(10, obs=(), action=(), sampler=rl.WithoutReplacement(), seed=0)
     for t in range(10):
         replay.add(t, 0, 0, False, False, t + 1)
-    replay.sample(10)  # a whole epoch: the next batch starts another
-    assign, left = Sampler.__setattr__, [assignments]
+    # The next batch starts another epoch.
+    replay.sample(10)
+    assign, num_left = Sampler.__setattr__, [assignments]
 
-    def interrupted(self: Sampler, name: str, value: Any) -> None:
-        if not left[0]:
+    def interrupt_after(self: Sampler, name: str, value: Any) -> None:
+        if not num_left[0]:
             raise KeyboardInterrupt
-        left[0] -= 1
+        num_left[0] -= 1
         assign(self, name, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "__setattr__", interrupted)
+        patch.setattr(Sampler, "__setattr__", interrupt_after)
         with suppress(KeyboardInterrupt):
             replay.sample(4)
 

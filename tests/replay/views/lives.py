@@ -1,4 +1,4 @@
-"""Small rings that have gone round, each beside a slow reference that was given the same steps."""
+"""Small replay buffers whose rings have wrapped around, with a slow reference that has the same steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ROWS = 12
 Obs = dict[str, np.ndarray]
 
 
-class Life:
-    """Plain and stacked observations, a carried field, several dtypes, cuts, ends and time limits."""
+class RecordedReplay:
+    """A replay buffer and its reference: stacked observations, a `Carry` field, several dtypes, cuts and all ends."""
 
     obs: ClassVar = {"plain": rl.Field(2, torch.float64), "frames": rl.Stacked(rl.Field(2, torch.uint8), K, 0)}
     extra: ClassVar = {"hidden": rl.Carry((2,)), "word": rl.Field((), torch.uint16)}
 
     def __init__(self, num_envs: int | None, seed: int, autoreset: str, device: Memory | str = "cpu") -> None:
-        self.lead = () if num_envs is None else (num_envs,)
+        self.leading_shape = () if num_envs is None else (num_envs,)
         self.count = num_envs or 1
         self.rng = np.random.default_rng(seed)
         self.next_step = autoreset == "NEXT_STEP"
@@ -32,67 +32,67 @@ class Life:
             device=device,
         )  # fmt: skip
         self.columns = [Column(ROWS, self.next_step) for _ in range(self.count)]
-        self._live(int(self.rng.integers(2, 40)))
+        self._add_steps(int(self.rng.integers(2, 40)))
 
-    def _fresh(self) -> Obs:
+    def _first_obs(self) -> Obs:
         frame = self.rng.integers(0, 255, (self.count, 1, 2), np.uint8)
         return {"plain": self.rng.normal(size=(self.count, 2)), "frames": np.repeat(frame, K, 1)}
 
-    def _led_to(self, obs: Obs) -> Obs:
+    def _next_obs(self, obs: Obs) -> Obs:
         frame = self.rng.integers(0, 255, (self.count, 1, 2), np.uint8)
         frames = np.concatenate([obs["frames"][:, 1:], frame], 1)
         return {"plain": self.rng.normal(size=(self.count, 2)), "frames": frames}
 
-    def _live(self, steps: int) -> None:
-        obs, resets = self._fresh(), np.zeros(self.count, bool)
+    def _add_steps(self, steps: int) -> None:
+        obs, resets = self._first_obs(), np.zeros(self.count, bool)
         for _ in range(steps):
-            following, first = self._led_to(obs), self._fresh()
+            next_obs, first = self._next_obs(obs), self._first_obs()
             ends = (self.rng.random(self.count) < 0.25) & ~resets
-            late = self.rng.random(self.count) < 0.5
-            given = _chosen(resets, first, following) if self.next_step else following
-            self._add(obs, given, ends & ~late, ends & late)
-            obs = given if self.next_step else _chosen(ends, first, following)
+            is_truncated = self.rng.random(self.count) < 0.5
+            shown_obs = _where(resets, first, next_obs) if self.next_step else next_obs
+            self._add(obs, shown_obs, ends & ~is_truncated, ends & is_truncated)
+            obs = shown_obs if self.next_step else _where(ends, first, next_obs)
             resets = ends if self.next_step else resets
             if self.rng.random() < 0.1 and not resets.any():
                 self.replay.cut()
                 for column in self.columns:
                     column.cut()
-                obs = self._fresh()
+                obs = self._first_obs()
 
-    def _add(self, obs: Obs, following: Obs, terminated: np.ndarray, truncated: np.ndarray) -> None:
+    def _add(self, obs: Obs, next_obs: Obs, terminated: np.ndarray, truncated: np.ndarray) -> None:
         action, reward = self.rng.normal(size=(2, self.count, 2)).astype(np.float32)
         reward = reward[:, 0]
         hidden = self.rng.normal(size=(self.count, 2)).astype(np.float32)
         word = self.rng.integers(0, 2**16, self.count).astype(np.uint16)
 
-        def shaped(value: Any) -> Any:
+        def drop_axis(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: shaped(leaf) for name, leaf in value.items()}
-            return value if self.lead else value[0]
+                return {name: drop_axis(leaf) for name, leaf in value.items()}
+            return value if self.leading_shape else value[0]
 
-        values = (obs, action, reward, terminated, truncated, following)
-        self.replay.add(*map(shaped, values), hidden=shaped(hidden), word=shaped(word))
+        values = (obs, action, reward, terminated, truncated, next_obs)
+        self.replay.add(*map(drop_axis, values), hidden=drop_axis(hidden), word=drop_axis(word))
         flat = {("action",): action, ("reward",): reward, ("terminated",): terminated, ("truncated",): truncated}
         flat |= {("hidden",): hidden, ("word",): word}
         flat |= {("obs", name): leaf for name, leaf in obs.items()}
-        flat |= {("next_obs", name): leaf for name, leaf in following.items()}
+        flat |= {("next_obs", name): leaf for name, leaf in next_obs.items()}
         for env, column in enumerate(self.columns):
             leaves = {path: leaf[env].copy() for path, leaf in flat.items()}
             column.add(
                 {
                     "obs": b"".join(obs[name][env].tobytes() for name in obs),
-                    "next_obs": b"".join(following[name][env].tobytes() for name in following),
+                    "next_obs": b"".join(next_obs[name][env].tobytes() for name in next_obs),
                     "terminated": bool(terminated[env]), "truncated": bool(truncated[env]), "leaves": leaves,
                 }
             )  # fmt: skip
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """(id, environment, row) of everything that may be drawn."""
-        found = [
+        """Return (id, environment, row) of all transitions."""
+        rows = [
             (row * self.count + env, env, row) for env, column in enumerate(self.columns) for row in column.transitions
         ]
-        return sorted(found)
+        return sorted(rows)
 
 
-def _chosen(mask: np.ndarray, a: Obs, b: Obs) -> Obs:
+def _where(mask: np.ndarray, a: Obs, b: Obs) -> Obs:
     return {name: np.where(mask.reshape(-1, *(1,) * (a[name].ndim - 1)), a[name], b[name]) for name in a}

@@ -1,4 +1,4 @@
-"""Sequences of replay: the native core reads what torch ops read, leaf for leaf, bit for bit and in the same order."""
+"""Tests of `Sequence`: the native core and torch ops read the same leaves in the same order, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.conftest import BACKENDS
 WIDE, K = 3, 3
 
 
-def lived(num_envs: int | None, seed: int, autoreset: Any, device: Memory | str = "cpu") -> rl.ReplayBuffer:
-    """A small ring that has gone round: plain and stacked observations, a carried field, cuts and ends."""
+def make_buffer(num_envs: int | None, seed: int, autoreset: Any, device: Memory | str = "cpu") -> rl.ReplayBuffer:
+    """Make a small ring that has wrapped around: plain and stacked observations, a `Carry` field, cuts and ends."""
     obs = {"plain": rl.Field(WIDE, torch.float64), "frames": rl.Stacked(rl.Field(2, torch.uint8), K, 0)}
     extra = {"hidden": rl.Carry((2,)), "word": rl.Field((), torch.int16)}
     capacity, lead = 12 * (num_envs or 1), () if num_envs is None else (num_envs,)
@@ -29,33 +29,33 @@ def lived(num_envs: int | None, seed: int, autoreset: Any, device: Memory | str 
     )  # fmt: skip
     rng = np.random.default_rng(seed)
 
-    def fresh() -> dict[str, np.ndarray]:
+    def make_first_obs() -> dict[str, np.ndarray]:
         frame = rng.integers(0, 255, (*lead, 1, 2), np.uint8)
         return {"plain": rng.normal(size=(*lead, WIDE)), "frames": np.repeat(frame, K, len(lead))}
 
-    def led_to(obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def make_next_obs(obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         frame = rng.integers(0, 255, (*lead, 1, 2), np.uint8)
-        kept = obs["frames"].take(range(1, K), len(lead))
-        return {"plain": rng.normal(size=(*lead, WIDE)), "frames": np.concatenate([kept, frame], len(lead))}
+        old_frames = obs["frames"].take(range(1, K), len(lead))
+        return {"plain": rng.normal(size=(*lead, WIDE)), "frames": np.concatenate([old_frames, frame], len(lead))}
 
-    def chosen(mask: np.ndarray, a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def where(mask: np.ndarray, a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name: np.where(mask.reshape(*lead, *(1,) * (a[name].ndim - len(lead))), a[name], b[name]) for name in a}
 
-    obs_now, resets = fresh(), np.zeros(lead, bool)
+    obs_now, resets = make_first_obs(), np.zeros(lead, bool)
     for _ in range(int(rng.integers(1, 40))):
-        following = led_to(obs_now)
+        next_obs = make_next_obs(obs_now)
         ends = (rng.random(lead) < 0.2) & ~resets
-        first = fresh()
-        given = chosen(resets, first, following) if autoreset == "NEXT_STEP" else following
+        first = make_first_obs()
+        given = where(resets, first, next_obs) if autoreset == "NEXT_STEP" else next_obs
         replay.add(
             obs_now, rng.normal(size=lead), rng.normal(size=lead).astype(np.float32), ends, np.zeros(lead, bool), given,
             hidden=rng.normal(size=(*lead, 2)), word=rng.integers(-9, 9, lead).astype(np.int16),
         )  # fmt: skip
-        obs_now = given if autoreset == "NEXT_STEP" else chosen(ends, first, following)
+        obs_now = given if autoreset == "NEXT_STEP" else where(ends, first, next_obs)
         resets = ends if autoreset == "NEXT_STEP" else resets
         if rng.random() < 0.1 and not resets.any():
             replay.cut()
-            obs_now = fresh()
+            obs_now = make_first_obs()
     return replay
 
 
@@ -75,7 +75,7 @@ def test_every_backend_reads_the_same(
     found = {}
     for name, backend in BACKENDS.items():
         with backend():
-            replay = lived(num_envs, seed, autoreset)
+            replay = make_buffer(num_envs, seed, autoreset)
             found[name] = replay.read(replay.ids(), view)
     expected = found.pop("torch")
     for name, batch in found.items():
@@ -87,13 +87,13 @@ def test_every_backend_reads_the_same(
 @pytest.mark.skipif(not hasattr(kernels.native(), "ProcessLock"), reason="disk memory needs Linux and a compiler")
 def test_sequences_of_disk_memory_are_those_of_memory(tmp_path: Any) -> None:
     view = rl.Sequence(4, 2)
-    with lived(3, 5, "SAME_STEP", Memory.disk(tmp_path / "replay")) as kept:
-        fresh = lived(3, 5, "SAME_STEP")
-        assert (kept.read(kept.ids(), view) == fresh.read(fresh.ids(), view)).all()
+    with make_buffer(3, 5, "SAME_STEP", Memory.disk(tmp_path / "replay")) as old_frames:
+        make_first_obs = make_buffer(3, 5, "SAME_STEP")
+        assert (old_frames.read(old_frames.ids(), view) == make_first_obs.read(make_first_obs.ids(), view)).all()
 
 
 def test_a_length_that_no_machine_has_memory_for_is_refused() -> None:
-    replay = lived(None, 0, "SAME_STEP")
+    replay = make_buffer(None, 0, "SAME_STEP")
     for length in (2**33, 2**62):
         with pytest.raises((MemoryError, RuntimeError)):
             replay.sample(2, rl.Sequence(length))

@@ -1,4 +1,4 @@
-"""Windows: every field at its own offsets, as a list of an episode's steps gives it, bit by bit on every backend."""
+"""Tests of `Window`: every backend reads the same bits as a slow reference."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from relive.storage import Memory
 from tests.conftest import BACKENDS
 from tests.faults.digest import digest
 from tests.reference import windows as reference
-from tests.replay.views.lives import Life
+from tests.replay.views.lives import RecordedReplay
 
 FIELDS = ("obs", "next_obs", "action", "reward", "terminated", "truncated", "hidden", "word")
 OFFSETS = st.lists(st.integers(-9, 9), min_size=1, max_size=5)
-NAMED = st.dictionaries(st.sampled_from(FIELDS), OFFSETS, min_size=1, max_size=4)
-INSIDE = st.dictionaries(st.sampled_from(["plain", "frames"]), OFFSETS, min_size=1)
+OFFSETS_BY_FIELD = st.dictionaries(st.sampled_from(FIELDS), OFFSETS, min_size=1, max_size=4)
+OFFSETS_IN_OBS = st.dictionaries(st.sampled_from(["plain", "frames"]), OFFSETS, min_size=1)
 VIEWS = st.sampled_from([rl.Transition(), rl.NStep(1, 0.5), rl.NStep(4, 0.9), rl.NStep(40, 1.0)])
 
 
-def expected(life: Life, window: rl.Window) -> dict[tuple[str, ...], np.ndarray]:
-    """The batch of all rows, each read by the slow reference."""
+def read_by_reference(recorded: RecordedReplay, window: rl.Window) -> dict[tuple[str, ...], np.ndarray]:
+    """Return the batch of all rows, read by the slow reference."""
     n, gamma = (window.view.n, window.view.gamma) if isinstance(window.view, rl.NStep) else (0, 0.0)
     rows = [
-        reference.read(life.columns[env], row, dict(window.offsets), window.pad, n, gamma)
-        for _, env, row in life.rows()
+        reference.read(recorded.columns[env], row, dict(window.offsets), window.pad, n, gamma)
+        for _, env, row in recorded.rows()
     ]
     batch = {path: np.stack([row[path] for row in rows]) for path in rows[0]}
-    return batch | {("index",): np.array([index for index, _, _ in life.rows()])}
+    return batch | {("index",): np.array([index for index, _, _ in recorded.rows()])}
 
 
-def require_equal(batch: TensorDict, wanted: dict[tuple[str, ...], np.ndarray], name: str) -> None:
+def require_equal(batch: TensorDict, expected_leaves: dict[tuple[str, ...], np.ndarray], name: str) -> None:
     keys = [key if isinstance(key, tuple) else (key,) for key in batch.keys(True, True)]
-    assert set(keys) == set(wanted), name
+    assert set(keys) == set(expected_leaves), name
     for path in keys:
-        found, leaf = batch.get(path), wanted[path]
+        found, leaf = batch.get(path), expected_leaves[path]
         assert found.is_contiguous()
         assert found.shape == leaf.shape, (name, path)
         assert found.numpy().dtype == leaf.dtype, (name, path)
@@ -52,10 +52,10 @@ def require_equal(batch: TensorDict, wanted: dict[tuple[str, ...], np.ndarray], 
 
 
 @cache
-def lived(name: str, num_envs: int | None, seed: int, autoreset: str) -> Life:
-    """A life with one of the backends: making it takes longer than reading it often."""
+def record_replay(name: str, num_envs: int | None, seed: int, autoreset: str) -> RecordedReplay:
+    """Make a buffer with one of the backends; cached, because that takes longer than all reads."""
     with BACKENDS[name]():
-        return Life(num_envs, seed, autoreset)
+        return RecordedReplay(num_envs, seed, autoreset)
 
 
 @settings(max_examples=100, deadline=None)
@@ -63,39 +63,38 @@ def lived(name: str, num_envs: int | None, seed: int, autoreset: str) -> Life:
     num_envs=st.sampled_from([None, 1, 3]),
     seed=st.integers(0, 3),
     autoreset=st.sampled_from(["SAME_STEP", "NEXT_STEP"]),
-    named=NAMED,
-    inside=st.none() | INSIDE,
+    named=OFFSETS_BY_FIELD,
+    inside=st.none() | OFFSETS_IN_OBS,
     view=VIEWS,
     pad=st.sampled_from(["repeat", "zero"]),
 )
-def test_every_backend_reads_what_the_definition_says(
+def test_every_backend_reads_what_the_reference_reads(
     num_envs: int | None, seed: int, autoreset: str, named: dict[str, Any], inside: Any, view: Any, pad: Any
 ) -> None:
     window = rl.Window(view=view, pad=pad, **(named if inside is None else {**named, "obs": inside}))
-    wanted = expected(lived("torch", num_envs, seed, autoreset), window)
+    expected_leaves = read_by_reference(record_replay("torch", num_envs, seed, autoreset), window)
     for name, backend in BACKENDS.items():
-        replay = lived(name, num_envs, seed, autoreset).replay
+        replay = record_replay(name, num_envs, seed, autoreset).replay
         with backend():
-            require_equal(replay.read(replay.ids(), window), wanted, name)
+            require_equal(replay.read(replay.ids(), window), expected_leaves, name)
 
 
-def chain(**options: Any) -> rl.ReplayBuffer:
-    """Episodes of 5 steps: action and reward are the step's number, the final observation of step 4 is 4.5."""
+def make_chain(**options: Any) -> rl.ReplayBuffer:
+    """Make episodes of 5 steps; action and reward are the step's number t, a final observation is t + 0.5."""
     replay = rl.ReplayBuffer(100, obs=1, action=(), seed=0, **options)
     for t in range(14):
         replay.add([t], t, t, terminated=t % 5 == 4, truncated=False, next_obs=[t + 0.5 if t % 5 == 4 else t + 1])
     return replay
 
 
-def read(steps: list[int], window: rl.Window) -> TensorDict:
-    """The windows of some steps of the chain."""
-    replay = chain()
+def read_chain(steps: list[int], window: rl.Window) -> TensorDict:
+    replay = make_chain()
     return replay.read(replay.ids()[steps], window)
 
 
 def test_a_chunk_for_q_learning_by_hand(backend: str) -> None:
     view = rl.Window(action=range(3), view=rl.NStep(3, gamma=0.5))
-    batch = read([2, 3, 13], view)
+    batch = read_chain([2, 3, 13], view)
     assert batch["action"].tolist() == [[2, 3, 4], [3, 4, 4], [13, 13, 13]]
     assert batch["action_mask"].tolist() == [[True, True, True], [True, True, False], [True, False, False]]
     assert batch["reward"].tolist() == [2 + 1.5 + 1, 3 + 2, 13]
@@ -107,7 +106,7 @@ def test_a_chunk_for_q_learning_by_hand(backend: str) -> None:
 
 def test_the_final_observation_is_the_last_one_of_an_episode(backend: str) -> None:
     view = rl.Window(obs=(-1, 0, 1, 2), next_obs=(-1, 0), reward=(1,))
-    batch = read([0, 4, 13], view)
+    batch = read_chain([0, 4, 13], view)
     assert batch["obs"].squeeze(-1).tolist() == [[0, 0, 1, 2], [3, 4, 4.5, 4.5], [12, 13, 14, 14]]
     assert batch["obs_mask"].tolist() == [
         [False, True, True, True],
@@ -121,20 +120,20 @@ def test_the_final_observation_is_the_last_one_of_an_episode(backend: str) -> No
 
 
 def test_next_observations_count_from_where_the_view_leads(backend: str) -> None:
-    batch = read([0, 3], rl.Window(next_obs=(-1, 0, 1), view=rl.NStep(3, 0.9)))
+    batch = read_chain([0, 3], rl.Window(next_obs=(-1, 0, 1), view=rl.NStep(3, 0.9)))
     assert batch["next_obs"].squeeze(-1).tolist() == [[2, 3, 4], [4, 4.5, 4.5]]
     assert batch["next_obs_mask"].tolist() == [[True, True, True], [True, True, False]]
 
 
 def test_padding_with_zeros(backend: str) -> None:
-    batch = read([3], rl.Window(obs=(-9, 9), action=range(4), pad="zero"))
+    batch = read_chain([3], rl.Window(obs=(-9, 9), action=range(4), pad="zero"))
     assert batch["obs"].squeeze(-1).tolist() == [[0, 0]]
     assert batch["action"].tolist() == [[3, 4, 0, 0]]
 
 
 def test_offsets_far_away_are_outside(backend: str) -> None:
     far = 2**31 - 1
-    batch = read([2], rl.Window(action=(-far, far), obs=(far,)))
+    batch = read_chain([2], rl.Window(action=(-far, far), obs=(far,)))
     assert batch["action"].tolist() == [[0, 4]]
     assert batch["obs"].tolist() == [[[4.5]]]
     assert not batch["action_mask"].any()
@@ -143,7 +142,7 @@ def test_offsets_far_away_are_outside(backend: str) -> None:
 
 @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
 def test_every_sampler_draws_windows(backend: str, sampler: Any) -> None:
-    replay = chain(sampler=sampler)
+    replay = make_chain(sampler=sampler)
     view = rl.Window(obs=(-1, 0), action=range(3), view=rl.NStep(3, 0.9))
     batch = replay.sample(4, view)
     again = replay.read(batch["index"], view)
@@ -174,24 +173,24 @@ def test_rewards_of_several_agents_are_each_summed_or_read(backend: str) -> None
 def test_windows_of_other_memory_are_those_of_memory(tmp_path: Any, kind: str) -> None:
     window = rl.Window(obs=(-2, 0, 2), action=range(4), hidden=(-1,), view=rl.NStep(3, 0.9))
     place = Memory.disk(tmp_path / "replay") if kind == "disk" else Memory.shared()
-    life = Life(3, 5, "SAME_STEP", place)
-    require_equal(life.replay.read(life.replay.ids(), window), expected(life, window), kind)
-    life.replay.close()
+    recorded = RecordedReplay(3, 5, "SAME_STEP", place)
+    require_equal(recorded.replay.read(recorded.replay.ids(), window), read_by_reference(recorded, window), kind)
+    recorded.replay.close()
 
 
 def test_windows_are_the_same_after_a_checkpoint(tmp_path: Any) -> None:
     window = rl.Window(obs=(-1, 0), action=range(3))
-    life = Life(2, 7, "SAME_STEP")
-    life.replay.save(tmp_path)
+    recorded = RecordedReplay(2, 7, "SAME_STEP")
+    recorded.replay.save(tmp_path)
     again = rl.load(tmp_path)
     assert isinstance(again, rl.ReplayBuffer)
-    require_equal(again.read(again.ids(), window), expected(life, window), "loaded")
-    assert torch.equal(life.replay.sample(16, window)["index"], again.sample(16, window)["index"])
+    require_equal(again.read(again.ids(), window), read_by_reference(recorded, window), "loaded")
+    assert torch.equal(recorded.replay.sample(16, window)["index"], again.sample(16, window)["index"])
 
 
 def test_prefetching_and_mixtures_take_windows() -> None:
     window = rl.Window(obs=(-1, 0), action=range(3))
-    replay, other = chain(), chain()
+    replay, other = make_chain(), make_chain()
     with rl.prefetch(replay, 8, window) as batches:
         batch = next(batches)
     assert torch.equal(batch["action"], replay.read(batch["index"], window)["action"])
@@ -200,16 +199,13 @@ def test_prefetching_and_mixtures_take_windows() -> None:
     assert torch.equal(mixed["action"][:, 0], mixed["obs"][:, 1, 0])
 
 
-# Goals of hindsight
-
-
-def reached(achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+def relabel(achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
     hit = (achieved == goal).squeeze(-1)
     return hit.float(), hit
 
 
-def walk(seed: int) -> rl.ReplayBuffer:
-    """Episodes of 6 steps towards a goal that is never reached."""
+def make_walk(seed: int) -> rl.ReplayBuffer:
+    """Make episodes of 6 steps towards a goal that is never reached."""
     replay = rl.ReplayBuffer(60, obs={"at": 1, "goal": 1}, action=(), seed=seed)
     for t in range(20):
         now, then = ({"at": [x], "goal": [99]} for x in (t, t + 1))
@@ -221,9 +217,9 @@ def walk(seed: int) -> rl.ReplayBuffer:
 @pytest.mark.parametrize("pad", ["repeat", "zero"])
 def test_goals_that_nobody_changed_leave_windows_as_they_are(backend: str, view: Any, pad: Any) -> None:
     window = rl.Window(obs=(-1, 0, 1), action=range(4), next_obs={"at": (0, 1)}, view=view, pad=pad)
-    replay = walk(0)
+    replay = make_walk(0)
     plain = replay.read(replay.ids(), window)
-    found = replay.read(replay.ids(), rl.Hindsight("goal", "at", reached, ratio=0.0, view=window))
+    found = replay.read(replay.ids(), rl.Hindsight("goal", "at", relabel, ratio=0.0, view=window))
     assert set(found.keys(True, True)) == set(plain.keys(True, True))
     for path in plain.keys(True, True):
         assert torch.equal(found[path], plain[path]), path
@@ -231,21 +227,20 @@ def test_goals_that_nobody_changed_leave_windows_as_they_are(backend: str, view:
 
 def test_a_chunk_ends_where_its_new_goal_is_reached(backend: str) -> None:
     window = rl.Window(obs=(-1, 0, 1, 2), action=range(4), view=rl.NStep(4, 0.5))
-    replay = walk(3)
-    batch = replay.read(replay.ids(), rl.Hindsight("goal", "at", reached, ratio=1.0, view=window))
+    replay = make_walk(3)
+    batch = replay.read(replay.ids(), rl.Hindsight("goal", "at", relabel, ratio=1.0, view=window))
     start, goal = batch["obs", "at"][:, 1, 0], batch["obs", "goal"]
-    assert bool((goal == goal[:, :1]).all())  # one goal per row, also in its final observation
+    # A row has one goal, also in its final observation.
+    assert bool((goal == goal[:, :1]).all())
     assert torch.equal(goal[:, 0], batch["next_obs", "goal"])
-    left = (goal[:, 0, 0] - start).long()  # steps until the goal
-    k, hit = left.clamp(max=4), left <= 4
-    assert torch.equal(batch["action_mask"].sum(1), k)  # goals lie in the same episode: nothing else ends a chunk
+    steps_to_goal = (goal[:, 0, 0] - start).long()
+    k, hit = steps_to_goal.clamp(max=4), steps_to_goal <= 4
+    # Goals are in the same episode, so nothing but its goal ends a chunk.
+    assert torch.equal(batch["action_mask"].sum(1), k)
     assert torch.equal(batch["terminated"], hit)
-    assert torch.equal(batch["reward"], torch.where(hit, 0.5 ** (left - 1).float(), torch.zeros(())))
+    assert torch.equal(batch["reward"], torch.where(hit, 0.5 ** (steps_to_goal - 1).float(), torch.zeros(())))
     assert torch.equal(batch["discount"], 0.5 ** k.float())
     assert torch.equal(batch["next_obs", "at"][:, 0], start + k)
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -300,9 +295,6 @@ def test_rows_in_no_order_have_no_windows() -> None:
     replay.add([0], 0, 0, terminated=False, truncated=False, next_obs=[1])
     with pytest.raises(SchemaError, match="Window: expected rows in time order"):
         replay.sample(2, rl.Window(action=(0, 1)))
-
-
-# Seconds, and windows as values
 
 
 def test_seconds_are_frames() -> None:
