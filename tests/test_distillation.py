@@ -314,7 +314,8 @@ class TestSampling:
         assert set(counts) == set(range(max(0, count - 16), count))
         expected = draws / len(buffer)
         chi_squared = sum((n - expected) ** 2 / expected for n in counts.values())
-        assert chi_squared < 40  # χ² with 15 degrees of freedom: p < 0.0005
+        # With 15 degrees of freedom a larger χ² has a probability below 0.0005.
+        assert chi_squared < 40
 
     def test_an_empty_buffer_cannot_be_sampled(self) -> None:
         for buffer in (filled(0), rl.DistillationBuffer(4, obs=2), filled(3)):
@@ -412,7 +413,8 @@ class TestEpochs:
         batches = buffer.epochs(4)
         next(batches)
         buffer.add(*rows(14, 16))
-        assert len(next(batches)) == 4  # all fourteen rows are stored
+        # All fourteen rows are still stored.
+        assert len(next(batches)) == 4
         buffer.add([16, -16], 160.0)
         with pytest.raises(
             rl.NotReadyError,
@@ -462,7 +464,8 @@ class TestRounds:
         batch = buffer[torch.arange(12)]
         assert batch["round"].tolist() == [0] * 4 + [1] * 2 + [2] * 6
         assert buffer.sample(9)["round"].dtype == torch.int64
-        buffer.add(*rows(12, 21))  # rounds 0 and half of 1 are overwritten
+        # These rows overwrite round 0 and half of round 1.
+        buffer.add(*rows(12, 21))
         assert {(i, r) for i, r, _, _ in stored(buffer)} == {(5, 1), *((i, 2) for i in range(6, 21))}
         buffer.clear()
         assert buffer.round == 2
@@ -483,7 +486,8 @@ class TestRounds:
         counts = Counter(buffer.sample(6000, recent=recent)["index"].tolist())
         assert set(counts) == set(expected)
         mean = 6000 / len(expected)
-        assert sum((n - mean) ** 2 / mean for n in counts.values()) < 36  # χ² with at most 11 degrees of freedom
+        # A χ² of 36 is improbable with at most 11 degrees of freedom.
+        assert sum((n - mean) ** 2 / mean for n in counts.values()) < 36
         epoch = torch.cat([batch["index"] for batch in buffer.epochs(5, recent=recent)])
         assert sorted(epoch.tolist()) == list(expected)
 

@@ -59,8 +59,8 @@ _MAX_ROUNDS = 1 << 24
 _RESERVED_NAMES = ("obs", "action", "index", "round", "self")
 
 Recent: TypeAlias = "int | Mapping[int, float] | None"
-"""Rounds to draw a batch from. k: the newest k rounds; {k: share}: this share of the batch from the newest k rounds,
-the rest from all rows; None: all rows."""
+"""Rounds to draw a batch from: an int k for the newest k rounds, {k: share} for a share of the batch from the newest k
+rounds and the rest from all rows, or None for all rows."""
 
 
 @register_buffer
@@ -110,7 +110,8 @@ class DistillationBuffer(StateDictMixin):
         trees |= {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
         self._allocator = self._memory.open_own_memory("DistillationBuffer")
-        self.device = torch.empty(0, device=self._memory.device).device  # "cuda" becomes "cuda:0"
+        # A tensor has the full device: "cuda" becomes "cuda:0".
+        self.device = torch.empty(0, device=self._memory.device).device
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
         self._columns: tuple[torch.Tensor, ...] = ()
@@ -136,8 +137,6 @@ class DistillationBuffer(StateDictMixin):
         self._build = assembler(self._paths)
         self._schema, self._columns = schema, columns
 
-    # Adding rows
-
     def add(self, obs: Any, action: Any, **extra: Any) -> None:
         """Store one row, or a batch of rows [B, …] in order; if B exceeds `capacity`, the last rows stay."""
         with self._lock:
@@ -153,17 +152,20 @@ class DistillationBuffer(StateDictMixin):
             ]
             if not self._columns:
                 self._allocate(schema)
-            elif schema is not self._schema:  # converting a value has called `add`, which declared the fields
+            # The conversion of a value may have called `add`, which declared the fields.
+            elif schema is not self._schema:
                 return self.add(obs, action, **extra)
             count = leading_shape[0] if leading_shape else 1
             leaves = leaves if leading_shape else [leaf.unsqueeze(0) for leaf in leaves]
-            complete(partial(self._write, self._ring.next_slots(count), leaves, self._ring.head + count))
+            pieces, head = self._ring.next_slots(count), self._ring.head + count
 
-    def _write(self, pieces: list[tuple[slice, slice]], leaves: list[torch.Tensor], head: int) -> None:
-        for rows, slots in pieces:
-            for column, leaf in zip(self._columns, leaves, strict=True):
-                column[slots].copy_(leaf[rows])
-        self._ring.head = head
+            def change() -> None:
+                for rows, slots in pieces:
+                    for column, leaf in zip(self._columns, leaves, strict=True):
+                        column[slots].copy_(leaf[rows])
+                self._ring.head = head
+
+            complete(change)
 
     def _leading_shape(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
         """Return the leading shape of a value: `()` for one row, `(B,)` for a batch."""
@@ -216,7 +218,8 @@ class DistillationBuffer(StateDictMixin):
                 if old_columns:
                     complete(partial(torch._foreach_copy_, self._columns, old_columns))
                 raise
-            finally:  # not torch.no_grad(): a signal in its exit would leave gradients disabled
+            finally:
+                # A signal in the exit of `torch.no_grad()` would leave gradients disabled.
                 torch._C._set_grad_enabled(has_grad)
 
     def _label_batch(
@@ -249,8 +252,6 @@ class DistillationBuffer(StateDictMixin):
 
         return save(self, path, keep=keep)
 
-    # Saving and loading
-
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
@@ -278,7 +279,7 @@ class DistillationBuffer(StateDictMixin):
         return State.of_parts(parts)
 
     def rows(self) -> Rows | None:
-        """Return the rows, as those of a single environment; None before the fields are known."""
+        """Return the rows as the rows of a single environment; None before the fields are known."""
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
@@ -298,8 +299,6 @@ class DistillationBuffer(StateDictMixin):
             self._allocate(Schema({name: parse_declaration(tree) for name, tree in fields.items()}))
         ring.head, ring.floor = head, floor
         self._set_rounds(round_starts.tolist())
-
-    # Rounds
 
     @property
     def round(self) -> int:
@@ -339,8 +338,6 @@ class DistillationBuffer(StateDictMixin):
                 for a, b in zip(teacher, student, strict=True)
             ]  # fmt: skip
             return field_value(schema, "action", leaves, torch.Size(leading_shape))
-
-    # Reading rows
 
     def sample(
         self, batch_size: int, *, recent: Recent = None, device: torch.device | str | None = None,
@@ -422,14 +419,14 @@ class DistillationBuffer(StateDictMixin):
         return start
 
     def _sampling_windows(self, recent: Recent) -> list[tuple[int, float]]:
-        """Return (first row, share of the batch) of each window to draw from; all windows end at the newest row."""
+        """Return pairs (first row, share of the batch) of the windows to draw from; a window ends at the newest row."""
         if not isinstance(recent, Mapping):
             return [(self._oldest_row("sample", recent), 1.0)]
         windows = [
-            (self._oldest_row("sample", check_positive_int("recent", rounds)), check_fraction("recent", part))
-            for rounds, part in recent.items()
+            (self._oldest_row("sample", check_positive_int("recent", rounds)), check_fraction("recent", share))
+            for rounds, share in recent.items()
         ]
-        rest_share = 1.0 - sum(part for _, part in windows)
+        rest_share = 1.0 - sum(share for _, share in windows)
         if rest_share < -1e-9:
             raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest_share, "Lower them."))
         return [*windows, (self._oldest_row("sample", None), rest_share)]
@@ -438,7 +435,7 @@ class DistillationBuffer(StateDictMixin):
         """Draw random rows [count] from the windows."""
         oldest = torch.tensor([row for row, _ in windows], device=self.device)
         if len(windows) > 1:
-            edges = torch.tensor([part for _, part in windows], dtype=torch.float64, device=self.device).cumsum(0)
+            edges = torch.tensor([share for _, share in windows], dtype=torch.float64, device=self.device).cumsum(0)
             oldest = oldest[torch.bucketize(self._random.uniform(count, self.device), edges[:-1], right=True)]
         return oldest + self._random.integers_below(self._ring.head - oldest, count)
 
@@ -462,8 +459,6 @@ class DistillationBuffer(StateDictMixin):
         targets[-1].copy_(rounds)
         return out
 
-    # Checking and describing
-
     def check(self) -> None:
         """Verify every invariant; raise an InvariantError for the first violation. Nothing is changed."""
         with self._lock:
@@ -476,14 +471,15 @@ class DistillationBuffer(StateDictMixin):
             verify(len(columns) in (0, len(fields)), "fields", f"{len(fields)} columns", len(columns))
             for path, field, column in zip(schema.paths, fields, columns, strict=False):
                 verify_layout(path_name(path), column, (self.capacity, *field.shape), field.dtype, self.device)
-            is_sorted = all(one <= other for one, other in pairwise([0, *round_starts, ring.head]))
+            is_sorted = all(start <= stop for start, stop in pairwise([0, *round_starts, ring.head]))
             expected = f"first rows from 0 to {ring.head}, in order"
             verify(round_starts and round_starts[0] == 0 and is_sorted, "rounds", expected, round_starts)
             device_starts = self._device_starts
             verify_layout("rounds", device_starts, (len(round_starts),), torch.int64, self.device)
-            if self.device.type != "meta":  # meta tensors have no values
-                equal = device_starts == torch.tensor(round_starts, device=self.device)
-                verify_elements(equal, "rounds", "equal first rows on the device", device_starts)
+            # Meta tensors have no values.
+            if self.device.type != "meta":
+                is_equal = device_starts == torch.tensor(round_starts, device=self.device)
+                verify_elements(is_equal, "rounds", "equal first rows on the device", device_starts)
             self._random.check()
 
     def __len__(self) -> int:
@@ -509,7 +505,7 @@ class DistillationBuffer(StateDictMixin):
 
 
 def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], device: torch.device) -> Tree:
-    """Return the declaration that fits a value. A tuple of numbers is an array; any other tuple is nested."""
+    """Return a declaration that fits a value. A tuple of numbers is an array; any other tuple is nested."""
     if isinstance(value, tuple) and not all(isinstance(part, Real) for part in value):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
@@ -517,7 +513,8 @@ def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], d
             str(key): _infer_declaration(f"{where}.{key}", part, leading_shape, device) for key, part in value.items()
         }
     if value is None:
-        return Field()  # the conversion of None raises an error later
+        # The conversion of None to this field raises an error later.
+        return Field()
     tensor = as_tensor(where, value, device)
     return Field(tensor.shape[len(leading_shape) :], narrow_dtype(tensor.dtype))
 

@@ -19,13 +19,13 @@ def flags(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
-def test_an_end_is_read_at_the_step_that_ended() -> None:  # case T1: reading the flag at t + 1 gives [1, 2, 1]
+def test_an_end_is_read_at_the_step_that_ended() -> None:
     reward, value, next_value = floats(1, 1, 1), floats(0, 0, 10), floats(0, 10, 0)
     _, return_ = rl.gae(reward, value, next_value, flags(0, 1, 0), flags(0, 0, 0), gamma=1.0, lam=1.0)
     assert return_.tolist() == [2, 1, 1]
 
 
-def test_a_truncated_step_bootstraps_from_its_final_value_and_cuts_the_chain() -> None:  # case T2
+def test_a_truncated_step_bootstraps_from_its_final_value_and_cuts_the_chain() -> None:
     reward, value, next_value = floats(1, 1, 1), floats(0, 0, 10), floats(0, 5, 0)
     advantage, return_ = rl.gae(reward, value, next_value, flags(0, 0, 0), flags(0, 1, 0), gamma=1.0, lam=1.0)
     assert return_.tolist() == [7, 6, 1]
@@ -76,7 +76,7 @@ def test_n_step_windows_stop_at_an_end_at_a_truncation_and_at_the_last_row(n: in
     assert got.tolist() == expected[n]
 
 
-def test_the_end_of_one_environment_changes_no_other() -> None:  # case T25
+def test_the_end_of_one_environment_changes_no_other() -> None:
     generator = torch.Generator().manual_seed(25)
     reward, value, next_value = (torch.randn(6, 9, generator=generator) for _ in range(3))
     log_ratio, none = torch.randn(6, 9, generator=generator), torch.zeros(6, 9, dtype=torch.bool)
@@ -161,7 +161,8 @@ def test_explained_variance_of_constant_returns_is_nan() -> None:
 def test_explained_variance_does_not_read_masked_entries() -> None:
     value, return_ = floats(1, 2, torch.nan, 4), floats(2, 2, 5, torch.inf)
     mask = flags(1, 1, 0, 0)
-    assert rl.explained_variance(value, return_, mask=mask).isnan()  # the counted returns are constant
+    # The returns outside the mask are constant, so no variance can be explained.
+    assert rl.explained_variance(value, return_, mask=mask).isnan()
     mask, return_ = flags(1, 1, 0, 0), floats(2, 4, 5, torch.inf)
     assert rl.explained_variance(value, return_, mask=mask).item() == 1 - 0.25
 

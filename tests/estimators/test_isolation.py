@@ -63,7 +63,8 @@ def test_the_row_before_a_masked_row_bootstraps_from_its_own_next_value(backend_
 def test_a_bad_number_stays_in_its_episode(backend_name: str, name: str, ending: str, bad: float) -> None:
     tensors = sample(9, 10, ends=0.0)
     ends = torch.zeros(9, 10, dtype=torch.bool)
-    ends[2] = ends[5] = True  # episodes: rows 0–2, 3–5, 6–8
+    # The episodes are the rows 0–2, 3–5 and 6–8.
+    ends[2] = ends[5] = True
     tensors[ending] = ends
     dirty = {k: None if x is None else x.clone() for k, x in tensors.items()}
     for number in NUMBERS:

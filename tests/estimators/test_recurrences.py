@@ -151,7 +151,8 @@ def test_discounted_return_matches_the_written_out_sum(
     reward = rollout.reward
     last_value = torch.full(reward.shape[1:], 3.0) if with_last else None
     known = rollout.next_value.clone() if with_next else torch.zeros_like(reward)
-    if with_last:  # known after the last row, unless the episode ended there
+    # `last_value` follows the last row unless an episode ended there.
+    if with_last:
         ended = (rollout.terminated | rollout.truncated)[-1]
         ended = ended[(..., *(None,) * (known[-1].ndim - ended.ndim))].expand_as(known[-1])
         known[-1] = torch.where(ended, known[-1], torch.full_like(known[-1], 3.0))
@@ -176,7 +177,8 @@ def test_group_advantage_matches_the_written_out_statistics(
     reward = torch.randn(steps, groups * size, generator=generator, dtype=torch.float64)
     done = torch.rand(steps, groups * size, generator=generator) < 0.3
     mask = torch.rand(steps, groups * size, generator=generator) < (0.7 if masked else 2)
-    reward = torch.where(mask, reward, torch.nan)  # masked rows are not read
+    # The rewards of masked rows are NaN, because such rows must not be read.
+    reward = torch.where(mask, reward, torch.nan)
     values = {"group_size": size, "gamma": gamma, "first_episode_only": first, "eps": 1e-2}
     with running(backend_name):
         got = estimators.group_advantage(reward, done, **values, mask=mask if masked else None)

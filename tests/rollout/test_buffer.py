@@ -271,7 +271,8 @@ class TestThreadsAndProcesses:
         assert torch.equal(rollout["obs"], torch.full((400, N, 2), 7.0))
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking a process with threads is the point here
+    # Python warns of forks of a process with threads, which this test needs.
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     def test_a_forked_child_is_told_not_to_use_it(self) -> None:
         rollout = make(filled=1)
 
@@ -293,7 +294,7 @@ class TestThreadsAndProcesses:
 
 class TestStatistics:
     def full(self, stats: rl.EpisodeStats) -> None:
-        """Set the step count to its maximum, so that counting another step raises."""
+        """Set the number of counted steps to its maximum, so that counting another step raises."""
         stats.restore(stats.snapshot() | {"counts": torch.tensor([0, 2**53])})
 
     def test_failing_statistics_leave_the_last_slot_unchanged(self, backend: str) -> None:
@@ -342,7 +343,8 @@ class TestStatistics:
 
 def test_nbytes_counts_fields_and_attached_tensors() -> None:
     rollout = rl.RolloutBuffer(num_steps=4, num_envs=3, obs=2, action=())
-    kept = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)  # 5 rows: obs, action, reward, flags, value, log_prob
+    # The 5 rows of 3 environments hold obs, action, reward, two flags, value and log_prob.
+    kept = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)
     assert rollout.nbytes == kept
     rollout.add(np.zeros((3, 2)), np.zeros(3), np.zeros(3), np.zeros(3, bool), np.zeros(3, bool), value=np.zeros(3))
     rollout.compute_advantage(np.zeros(3))

@@ -41,7 +41,7 @@ def test_every_autoreset_mode_compares_the_same_first_episodes(backend: str, mod
     first = torch.tensor([[t < length for length in lengths] for t in range(STEPS)])
     assert torch.equal(rollout["seq_mask"], first)
     torch.testing.assert_close(rollout["seq_return"][first], returns[first])
-    # In a group of two the better is 1 deviation above the mean; a single member is the mean.
+    # In a group of two environments the better return is 1 deviation above the mean; a single return is the mean.
     pair = first.view(STEPS, -1, SIZE).all(2).repeat_interleave(SIZE, 1)
     better = returns.view(STEPS, -1, SIZE).argmax(2).repeat_interleave(SIZE, 1) == torch.arange(len(SCRIPTS)) % SIZE
     torch.testing.assert_close(rollout["advantage"], torch.where(better, 1.0, -1.0) * pair)

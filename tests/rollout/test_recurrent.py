@@ -185,7 +185,8 @@ class TestLayouts:
         flat, _ = gru(PackedSequence(packed["obs"], packed["batch_sizes"]), packed["hidden", "a"].unsqueeze(0))
         by_row = dict(zip(padded["action"][padded["mask"]].tolist(), whole[padded["mask"]].tolist(), strict=True))
         for row, out in zip(packed["action"].tolist(), flat.data.tolist(), strict=True):
-            assert out == pytest.approx(by_row[row], abs=1e-5)  # float32 rounding of states up to 9
+            # States of up to 9 are rounded to float32.
+            assert out == pytest.approx(by_row[row], abs=1e-5)
 
     def test_the_sizes_of_packed_sequences_stay_on_the_host(self, backend: str):
         (here,) = golden().sequences(3, layout="packed", shuffle=False)
@@ -331,4 +332,5 @@ def test_the_native_border_checks_what_it_is_given() -> None:
         with pytest.raises(IndexError, match="start, stop"):
             native.SequenceGather(index, 2, "packed", *steps, *hidden).take(which, start, stop)
     with pytest.raises(MemoryError):
-        native.SequenceGather(index, 2**62, "batch_first", *steps, *hidden).take(which, 0, 4)  # 4 · 2⁶² overflows to 0
+        # The size 4 · 2⁶² overflows to 0 in 64 bits.
+        native.SequenceGather(index, 2**62, "batch_first", *steps, *hidden).take(which, 0, 4)

@@ -26,15 +26,12 @@ NO_ACTION = np.zeros(1, np.float32)
 
 
 def floats(*values: float, **hooks: Any) -> Exporter:
-    """An exporter of float32 whose memory is freed when no buffer is held."""
+    """Return an exporter of float32 numbers whose memory is freed when no buffer is held."""
     return Exporter(struct.pack(f"<{len(values)}f", *values), "f", 4, (len(values),), (4,), **hooks)
 
 
 def bytes_called_bool(*values: int) -> np.ndarray:
     return np.array(values, np.uint8).view(np.bool_)
-
-
-# Exporters without strides
 
 
 @pytest.mark.usefixtures("backend")
@@ -61,9 +58,6 @@ def test_bytes_of_a_time_are_no_numbers(moment: Any) -> None:
     rollout = rl.RolloutBuffer(1, 8, rl.Field((), torch.uint8), 1)
     with pytest.raises(rl.SchemaError, match=r"numbers or bools, got dtype (datetime|timedelta)64\[s\]"):
         rollout.add(moment, *rest)
-
-
-# Buffers are held until they are copied
 
 
 def test_memory_that_goes_with_its_buffer_is_copied_before() -> None:
@@ -117,7 +111,8 @@ def test_a_bytearray_cannot_be_resized_while_it_is_stored() -> None:
     while time.monotonic() < end and refused < 5:
         try:
             replay.add(data, NO_ACTION, 0.0, False, False, other)
-        except rl.SchemaError:  # while it is empty
+        # The exporter is refused while it is empty.
+        except rl.SchemaError:
             continue
     stop.set()
     thread.join()
@@ -165,9 +160,6 @@ def test_an_exporter_that_adds_to_the_same_buffer_is_refused(kind: str, when: st
     assert len(buffer) == 2
 
 
-# Bytes with the format of bools
-
-
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("made", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
 def test_any_byte_but_0_is_true_wherever_it_is_stored(made: Callable[[Any], Any], tmp_path: Any) -> None:
@@ -206,11 +198,8 @@ def test_statistics_and_lent_memory_know_such_bytes_too(tmp_path: Any) -> None:
     assert rl.load(tmp_path)["terminated"].tolist() == [[True, False]]
 
 
-# Random exporters
-
-
 def _hostile(random: np.random.Generator) -> Any:
-    """A buffer unlike any array: too many axes, odd sizes, missing or wrong strides, misaligned memory."""
+    """Return a buffer unlike any array: too many axes, odd sizes, missing or wrong strides, misaligned memory."""
     kind = str(
         random.choice(["f", "d", "?", "b", "B", "q", "<f", ">f", "Zf", "c", "T{f:x:}", "", "2f", "e", "=l", "x"])
     )

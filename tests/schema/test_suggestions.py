@@ -143,7 +143,8 @@ def test_no_word_of_another_library_hides_a_name_of_ours() -> None:
 
 @pytest.mark.parametrize("cls", [rl.ReplayBuffer, rl.RolloutBuffer, rl.DistillationBuffer])
 def test_attributes_of_a_buffer_are_as_fast_as_those_of_any_object(cls: type) -> None:
-    assert not hasattr(cls, "__getattr__")  # with __getattr__ every access is slow: `add` takes a fifth longer
+    # A `__getattr__` slows down every access: `add` takes a fifth longer.
+    assert not hasattr(cls, "__getattr__")
 
 
 def test_wrapped_callables_keep_their_signatures() -> None:

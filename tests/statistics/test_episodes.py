@@ -179,7 +179,7 @@ class TestCounting:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, int, list[list[dict[str, Any] | None]]]:
-    """Some environments, a window, and a row for each environment and step (None: a reset row)."""
+    """Draw a number of environments, a window, and a row per environment and step; None is a reset row."""
     num_envs, window = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     row = st.fixed_dictionaries(
         {
@@ -196,7 +196,8 @@ def histories(draw: st.DrawFn) -> tuple[int, int, list[list[dict[str, Any] | Non
 
 def tell(stats: rl.EpisodeStats, rows: list[dict[str, Any] | None]) -> None:
     def column(name: str) -> np.ndarray:
-        return np.array([True if row is None else row[name] for row in rows])  # values of a reset row are ignored
+        # The values of a reset row are arbitrary, because reset rows are not counted.
+        return np.array([True if row is None else row[name] for row in rows])
 
     reasons = {name: np.array([row is None or name in row["reasons"] for row in rows]) for name in ("fall", "success")}
     mask = None if None not in rows else np.array([row is not None for row in rows])

@@ -31,7 +31,7 @@ def assert_moments(norm: rl.RunningNorm, rows: np.ndarray) -> None:
 
 @st.composite
 def pieces(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[np.ndarray, np.ndarray | None]]]:
-    """A shape, and blocks of rows with any leading axes, some of them masked and some empty."""
+    """Draw a shape, and blocks of rows with any leading axes; some blocks are masked or empty."""
     shape = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     offset = draw(st.sampled_from([0.0, -5.0, 1e4]))
@@ -57,7 +57,8 @@ def test_blocks_give_what_numpy_finds_in_all_rows_together(given_: Any) -> None:
     for x, mask in blocks:
         given_rows = x.copy()
         if mask is not None:
-            given_rows[~mask] = np.nan  # masked values are ignored
+            # Masked rows are NaN, because they must not be counted.
+            given_rows[~mask] = np.nan
         norm.update(given_rows, mask)
     if len(rows):
         assert_moments(norm, rows)

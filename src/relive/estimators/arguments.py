@@ -1,7 +1,6 @@
 """Checks of the estimators' arguments: tensors of one shape on one device, and bool flags.
 
-The native core accepts only arguments that fit exactly. All other arguments are checked and cast here; an error names
-the argument. Nothing is broadcast.
+The native core accepts arguments that fit exactly. All other arguments are checked and cast here. Nothing is broadcast.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ def align(
         _check_same_place(name, value, first_name, first_value)
         if value.is_complex():
             raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
-        if value.dtype not in DTYPES:  # float8 and quantized dtypes, which torch does not compute with
+        # torch does not compute with float8 and quantized dtypes.
+        if value.dtype not in DTYPES:
             raise SchemaError(explain(name, "numbers or bools", value.dtype, "Convert it with .float()."))
         if cast:
             dtype = torch.promote_types(dtype, value.dtype)
@@ -55,7 +55,7 @@ def check_same_shape(name: str, tensor: Tensor, first_name: str, shape: torch.Si
 
 
 def _align_flag(name: str, flag: Any, first_name: str, first_value: Tensor) -> Tensor:
-    """Return the flag in the shape of `first_value`; a flag [T, N] applies to every agent of its environment."""
+    """Return a flag in the shape of `first_value`; a flag [T, N] is expanded to every agent of its environment."""
     _check_tensor(name, flag)
     if flag.dtype != torch.bool:
         raise SchemaError(explain(name, "dtype torch.bool", flag.dtype, "Compare it, as in flag != 0."))

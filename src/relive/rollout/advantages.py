@@ -1,4 +1,4 @@
-"""Learning targets of a rollout: advantages, final observations, the last value and observation, attached tensors."""
+"""Learning targets of a rollout: advantages and returns, final observations, the last value, and attached tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Advantages:
     def compute(
         self, last_value: Any, last_obs: Any, final_value: Any, *, bootstrap: Bootstrap, gamma: float, lam: float
     ) -> None:
-        """Attach advantages and returns to the stored steps, and store the last value and observation after them."""
+        """Attach advantages and returns to the stored steps; store the last value and observation in the next row."""
         storage, leading_shape = self._storage, self._storage.leading_shape
         steps = storage.require_complete_steps("compute_advantage")
         if "value" in storage.absent_fields:
@@ -69,7 +69,7 @@ class Advantages:
         self, steps: int, last_values: list[torch.Tensor], final_value: Any, bootstrap: Bootstrap, gamma: float,
         lam: float,
     ) -> dict[Path, torch.Tensor]:  # fmt: skip
-        """Return advantages and returns [T, N, …] of the first steps; `last_values` [N, …] follow them."""
+        """Return advantages and returns [T, N, …] of the first T = `steps` rows; `last_values` [N, …] are the next."""
         flags = self._flags
         terminated, truncated = flags.terminated[:steps], flags.truncated[:steps]
         is_truncated = truncated & ~terminated
@@ -94,7 +94,7 @@ class Advantages:
     def _final_values(
         self, final_value: Any, bootstrap: Bootstrap, is_truncated: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
-        """Return the steps and environments of final values (None without final values), and the values as leaves."""
+        """Return the steps and environments of the final values, or None without any, and the values as leaves."""
         positions = self._finals.positions
         if bootstrap is False and final_value is not None:
             remedy = "Leave out final_value= or bootstrap_truncated=False."
@@ -149,17 +149,17 @@ _MIN_ENDS = 8
 
 
 class RewardWarnings:
-    """Warns about infinite or NaN rewards, and about rewards that suggest NEXT_STEP; once each, only on the host."""
+    """Checks of rewards on the host, with one warning about infinite or NaN rewards and one about an autoreset mode."""
 
     def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
         self._storage, self._flags = storage, flags
         self._warns_of_infinity = storage.device.type == "cpu"
         self._warns_of_autoreset = self._warns_of_infinity and not flags.has_reset_rows
         self._num_ends = self._num_steps_within_episodes = self._num_rewards_within_episodes = 0
-        """Three counts: steps after an end, other steps, and other steps with a nonzero reward."""
+        """Numbers of steps after an end, of other steps, and of other steps with a nonzero reward."""
 
     def check_rewards(self, steps: int) -> None:
-        """Check the rewards of the first `steps` stored steps, and warn."""
+        """Warn if rewards of the first `steps` stored steps are infinite, or if they suggest NEXT_STEP."""
         if not (self._warns_of_infinity or self._warns_of_autoreset):
             return
         leaves = (self._storage.tensors[i][:steps] for i in self._storage.schema.leaf_indices["reward"])
@@ -175,7 +175,7 @@ class RewardWarnings:
             warn_user(explain("autoreset", "steps after an end that are steps of new episodes", got, remedy))
 
     def _look_like_reset_rows(self, rewards: list[np.ndarray], steps: int) -> bool:
-        """Whether all steps after an end have reward 0 and are no end, and most other steps have a nonzero reward."""
+        """Whether every step after an end has reward 0 and is no end, while most other steps have a nonzero reward."""
         ended = self._flags.ends(slice(0, steps)).numpy()
         nonzero = [(x != 0).reshape(*ended.shape, -1).any(2) if x.ndim > 2 else x != 0 for x in rewards]
         has_reward = np.logical_or.reduce(nonzero)
@@ -191,7 +191,7 @@ class RewardWarnings:
 
 
 class StepFinals(NamedTuple):
-    """The final observations of one step: its K truncated environments, and observation leaves [K, …]."""
+    """Final observations of one step: the numbers of K truncated environments, and observation leaves [K, …]."""
 
     step: int
     envs: list[int]
@@ -199,24 +199,24 @@ class StepFinals(NamedTuple):
 
 
 class FinalObservations:
-    """The final observations of truncated steps, sorted by step and environment; none under NEXT_STEP."""
+    """Final observations of truncated steps, sorted by step and environment; empty under NEXT_STEP."""
 
     def __init__(self, storage: Storage, mode: AutoresetMode | None) -> None:
         self._storage, self._schema = storage, storage.schema
         self._has_reset_rows, self._is_same_step = mode is AutoresetMode.NEXT_STEP, mode is AutoresetMode.SAME_STEP
         self._fields = [storage.schema.fields[i] for i in storage.schema.leaf_indices["obs"]]
         self.steps: list[StepFinals] = []
-        """Final observations by step, without steps that have none."""
+        """Final observations of each step that has at least one."""
 
     def from_final_obs(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> StepFinals | None:
-        """Select the rows of truncated environments from `final_obs` [N, …]; every row is checked."""
+        """Select the rows of truncated environments from `final_obs` [N, …]; the shapes of all rows are checked."""
         if self._has_reset_rows:
             remedy = "Leave it out: the row after an end holds the final observation."
             raise SchemaError(explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy))
         return self._select(row, self._truncated_envs(row, terminated, truncated), final_obs)
 
     def from_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepFinals | None:
-        """Return the final observations in the result of `env.step`; their place depends on the autoreset mode."""
+        """Return the final observations in the result of `env.step`, from where the autoreset mode puts them."""
         if self._has_reset_rows:
             return None
         next_obs, _, terminated, truncated, info = step
@@ -226,11 +226,11 @@ class FinalObservations:
         return self._select(row, envs, next_obs, info if self._is_same_step else None)
 
     def _truncated_envs(self, row: int, terminated: Any, truncated: Any) -> list[int]:
-        """Return the environments that are truncated, and not terminated, at the step to be added."""
+        """Return the environments that are truncated and not terminated at the step that becomes row `row`."""
         storage, flags = self._storage, {"terminated": terminated, "truncated": truncated}
         staged = {name: storage.flag(name)[row].view(storage.leading_shape) for name in flags if name in storage.staged}
-        ended, cut = flags_to_host(flags | staged, storage.leading_shape, storage.device)
-        return (cut & ~ended).nonzero()[0].tolist()
+        is_terminated, is_truncated = flags_to_host(flags | staged, storage.leading_shape, storage.device)
+        return (is_truncated & ~is_terminated).nonzero()[0].tolist()
 
     def _select(self, row: int, envs: list[int], obs: Any, info: Mapping[str, Any] | None = None) -> StepFinals | None:
         """Copy the rows `envs` of the observation `obs` [N, …], or the final observations of `envs` in `info`."""
@@ -305,14 +305,14 @@ class FinalObservations:
 
 
 class LastStep:
-    """The value and observation after the last stored step, kept in the row that the next step overwrites."""
+    """Value and observation after the last stored step, kept in the row that the next step overwrites."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self.set({})
 
     def set(self, leaves: dict[str, list[torch.Tensor]]) -> None:
-        """Set the leaves of "value", and of "obs" if known, that follow the stored steps."""
+        """Set the leaves of the last "value", and of the last "obs" if it is known."""
         self._leaves, self._storage_age = leaves, self._storage.age
 
     @property
@@ -328,7 +328,7 @@ class LastStep:
             storage.write(storage.num_stored, tuple(leaves), storage.schema.leaf_indices[name])
 
     def restore_row(self) -> None:
-        """Write the leaves again after a failed step overwrote their row, unless the next step is staged there."""
+        """Write the leaves again after a failed step overwrote them, unless fields of the next step are staged."""
         if self.leaves and not self._storage.staged:
             self.write()
 
@@ -352,7 +352,7 @@ class LastStep:
             ]
 
     def check(self) -> None:
-        """Verify that the row after the stored steps holds the leaves, unless the next step is staged there."""
+        """Verify that the row after the stored steps holds the leaves, unless fields of the next step are staged."""
         storage, schema = self._storage, self._storage.schema
         if storage.staged or not storage.has_values:
             return
@@ -363,9 +363,9 @@ class LastStep:
 
 
 def attachable_leaves(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dict[Path, torch.Tensor]:
-    """Return the converted leaves [T, N, …] of trees by name, to attach to the stored steps.
+    """Convert `trees`, pairs of a name and a value, to leaves [T, N, …] for `Storage.attach`.
 
-    Raises unless each name is new, or the name of an optional field that the steps do not have.
+    Raise if a name belongs to a field of the steps; the name of an optional field that the steps lack is allowed.
     """
     converted: dict[Path, torch.Tensor] = {}
     schema, device = storage.schema, storage.device

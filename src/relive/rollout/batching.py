@@ -1,4 +1,4 @@
-"""Minibatches and sequences of a rollout: the order of items in each epoch, and readers of its batches."""
+"""Minibatches and sequences of a rollout: the order of items in each epoch, and functions that read batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels.reader import Reader, RebindingReader, copy_shuffled, make_reader, permutation
-from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, find_sequences, sequence_reader
+from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, StepFlags, find_sequences, sequence_reader
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
 from relive.schema.assembly import assembler, check_targets, memory_range, to_device
@@ -18,7 +18,7 @@ from relive.schema.checks import check_choice, check_positive_int
 from relive.schema.fields import Carry, Path
 
 ReadBatch = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
-"""Function that reads the batch of the items index[start:stop]."""
+"""Function of (index, start, stop) that reads the batch of the items index[start:stop]."""
 
 
 def read_epochs(
@@ -26,16 +26,16 @@ def read_epochs(
     fills_out: bool, where: str, unit: str, random: Randomness, device: torch.device, lock: Any,
     check: Callable[[], None],
 ) -> Iterator[lazy.TensorDict]:  # fmt: skip
-    """Return an iterator over batches of items; each epoch reads every item once, in a new random order.
+    """Return an iterator over batches of items. Each epoch reads every item once.
 
     Args:
         read: reads one batch.
         items: item numbers, int64 [n]; or the number n, for the items 0 to n − 1.
         batch_size: items per batch; the last batch of an epoch may have fewer.
         epochs: number of epochs.
-        shuffle: whether the order is random; False reads items in the order given.
-        drop_last: whether to omit the last batch of an epoch if it has fewer items; one batch must be full.
-        fills_out: whether batches are read into the caller's `out`, so that every batch must be full.
+        shuffle: whether each epoch has a new random order; False keeps the order of `items`.
+        drop_last: whether to omit the last batch of an epoch if it has fewer items; too few items for a batch raise.
+        fills_out: whether batches are read into the caller's `out`; every batch must then be full.
         where: name of the calling method, for messages.
         unit: name of the items, for messages.
         random: generator of the order.
@@ -71,9 +71,6 @@ def read_epochs(
     return batches()
 
 
-# Readers of minibatches
-
-
 def row_reader(
     storage: Storage, fields: Iterable[str | Path] | None
 ) -> tuple[RebindingReader[Reader], dict[Path, torch.Tensor]]:
@@ -89,7 +86,7 @@ def row_reader(
 def fresh_reader(
     source: RebindingReader[Reader] | RebindingReader[SequenceReader], paths: Iterable[Path], has_batch_axis: bool
 ) -> ReadBatch:
-    """Return a function that reads batches into new tensors; `has_batch_axis`: whether [B] is their first axis."""
+    """Return a function that reads batches into new tensors; `has_batch_axis` is whether their first axis is [B]."""
     assemble_batch = assembler(list(paths))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
@@ -115,8 +112,6 @@ def out_reader(
     return read
 
 
-# Readers of sequences, for recurrent networks
-
 SequenceMode = Literal["chunked", "overlap", "every"]
 
 _STRIDES: dict[str, Callable[[int], int]] = {
@@ -130,7 +125,7 @@ _STRIDES: dict[str, Callable[[int], int]] = {
 def parse_sequence_spec(
     length: int | None, mode: str, split_episodes: bool, keep_tail: bool, layout: str
 ) -> SequenceSpec:
-    """Return the spec for these arguments of `sequences`; raise for an unknown mode or layout."""
+    """Return the spec of sequences with these arguments of `RolloutBuffer.sequences`; raise if one is invalid."""
     check_choice("layout", layout, get_args(Layout))
     check_choice("mode", mode, _STRIDES)
     stride = 1 if length is None else _STRIDES[mode](check_positive_int("length", length))
@@ -140,7 +135,7 @@ def parse_sequence_spec(
 def sequence_source(
     storage: Storage, flags: EpisodeFlags, spec: SequenceSpec, layout: Layout, fields: Iterable[str | Path] | None
 ) -> tuple[int, RebindingReader[SequenceReader], list[Path]]:
-    """Return the number of sequences in the stored steps, a reader of them, and the paths of the leaves it reads.
+    """Return the number of sequences in the stored steps, their reader, and the paths of the leaves in its batches.
 
     `Carry` fields are read at the first step of each sequence only.
     """
@@ -151,7 +146,8 @@ def sequence_source(
     initial_leaves = {path: step_leaves.pop(path) for path in carry_paths}
     columns, initial_columns = list(step_leaves.values()), list(initial_leaves.values())
     tensors = [*columns, *initial_columns]
-    index = find_sequences(flags.step_flags(steps), spec, tensors)
+    step_flags = StepFlags(steps, flags.terminated, flags.truncated, flags.mask(steps), flags.first_starts)
+    index = find_sequences(step_flags, spec, tensors)
     length = spec.length or max(index.longest, 1)
     source = RebindingReader(
         lambda: sequence_reader(index, length, layout, columns, initial_columns), tensors, lambda: storage.is_exposed
@@ -161,7 +157,7 @@ def sequence_source(
 
 
 def sequences_to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
-    """Move a batch to another device, except for "batch_sizes" of packed sequences: torch needs them on the host."""
+    """Move a batch to `device`; "batch_sizes" of packed sequences stay on the host, where torch needs them."""
     sizes = batch.get("batch_sizes", None)
     device_batch = to_device(batch, device)
     return device_batch if sizes is None else device_batch.clear_device_().set("batch_sizes", sizes)

@@ -94,7 +94,8 @@ class RolloutBuffer(StateDictMixin):
     """
 
     @suggests_keywords
-    @torch.inference_mode(False)  # the memory may be written outside inference mode
+    # Tensors that are made in inference mode could not be written outside it.
+    @torch.inference_mode(False)
     def __init__(
         self, num_steps: int, num_envs: int | None, obs: Declaration, action: Declaration, *,
         reward: Declaration = (), value: Declaration = (), extra: Mapping[str, Declaration] | None = None,
@@ -113,7 +114,7 @@ class RolloutBuffer(StateDictMixin):
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._finals = FinalObservations(self._storage, self.autoreset)
         self._advantages = Advantages(self._storage, self._flags, self._finals)
-        self._declared = DeclaredMode(self.autoreset)
+        self._declared_mode = DeclaredMode(self.autoreset)
         self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
         self._reused_memory = ReusedMemory(self._storage)
 
@@ -134,8 +135,6 @@ class RolloutBuffer(StateDictMixin):
             num_steps, settings.num_envs, settings.obs, settings.action, reward=reward, value=value, extra=extra,
             autoreset=settings.autoreset, device=device, stats=stats, norm=norm, seed=seed,
         )  # fmt: skip
-
-    # Adding steps
 
     def add(
         self, obs: Any = None, action: Any = None, reward: Any = None, terminated: Any = None, truncated: Any = None,
@@ -172,8 +171,8 @@ class RolloutBuffer(StateDictMixin):
             if row == self.num_steps:
                 raise _full_error(row)
             refuse_reused_obs(self._schema, obs, next_obs)
-            if info and self._declared.is_watching:
-                self._declared.check_info(info)
+            if info and self._declared_mode.is_watching:
+                self._declared_mode.check_info(info)
             continuity = self._continuity
             if row in continuity.compared_rows or continuity.compares_all:
                 continuity.check_step(row, obs, step_values)
@@ -197,7 +196,7 @@ class RolloutBuffer(StateDictMixin):
             raise
 
     def _commit(self, row: int, finals: StepFinals | None, measurements: Mapping[str, Any]) -> None:
-        """Make a written row a stored step, with its final observations, and count it in the observers."""
+        """Make the written row a stored step with the final observations `finals`, and count it in the observers."""
         steps = self._finals.steps if finals is None else [*self._finals.steps, finals]
 
         def change() -> None:
@@ -229,8 +228,8 @@ class RolloutBuffer(StateDictMixin):
     def take_back(self, num_steps: int | None = None) -> None:
         """Make the first `num_steps` rows, written through `lend()`, the stored steps; by default all rows.
 
-        All fields count as passed, and the row after the steps holds the last observation and value. Attached tensors
-        are removed; statistics count the new steps.
+        The steps have every field, and the row after the last step holds the last observation and value. Attached
+        tensors are removed, and statistics count the new steps.
         """
         count = self.num_steps if num_steps is None else num_steps
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
@@ -240,7 +239,8 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             storage.clean_bools()
-            self._advantages.last.set({})  # the collector may have overwritten the last row
+            # The collector may have overwritten the row of the last value.
+            self._advantages.last.set({})
             num_stored = storage.num_stored
             last = {name: storage.copy_row(name, count) for name in ("value", "obs")}
 
@@ -285,14 +285,12 @@ class RolloutBuffer(StateDictMixin):
 
         return save(self, path, keep=keep)
 
-    # Learning targets
-
     @property
     def final_obs(self) -> Any:
         """Final observations [K, …] of truncated steps, in the order of t·N + n.
 
-        Pass the critic's value of them to `compute_advantage` as `final_value`. Under NEXT_STEP there are none: the
-        row after an end holds the final observation.
+        Pass the critic's values of these observations to `compute_advantage` as `final_value`. Under NEXT_STEP K is 0:
+        the row after an end holds the final observation.
         """
         import_tensordict()
         with self._lock:
@@ -327,8 +325,6 @@ class RolloutBuffer(StateDictMixin):
             trees = [*({} if by_name is None else by_name).items(), *fields.items()]
             complete(partial(self._storage.attach, attachable_leaves(trees, self._storage)))
 
-    # Reading steps
-
     def minibatches(
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
         fields: Iterable[str | Path] | None = None, device: torch.device | str | None = None,
@@ -348,8 +344,8 @@ class RolloutBuffer(StateDictMixin):
                 read = fresh_reader(source, leaves, True)
             else:
                 parts = (self._storage, self._flags, self._advantages.last)
-                own = [tensor for part in parts for tensor in part.state().arrays.values()]
-                read = out_reader(out, source, leaves, batch_size, own)
+                own_tensors = [tensor for part in parts for tensor in part.state().arrays.values()]
+                read = out_reader(out, source, leaves, batch_size, own_tensors)
             batches = read_epochs(
                 read, self._flags.transitions(), batch_size, epochs, shuffle=shuffle, drop_last=drop_last,
                 fills_out=out is not None, where="minibatches", unit="transitions", random=self._random,
@@ -385,7 +381,6 @@ class RolloutBuffer(StateDictMixin):
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
-            # Only batch-first batches have [B] as their first axis.
             read = fresh_reader(source, paths, layout == "batch_first")
             batches = read_epochs(
                 read, count, size, epochs, shuffle=shuffle, drop_last=drop_last, fills_out=False, where="sequences",
@@ -452,8 +447,6 @@ class RolloutBuffer(StateDictMixin):
 
     _loop_over = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
 
-    # Saving, loading and checking
-
     @classmethod
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
@@ -471,7 +464,8 @@ class RolloutBuffer(StateDictMixin):
         saved.require_columns({})
         schema = rollout_schema(*(arguments[name] for name in (*_DECLARED_FIELDS, "extra")))
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
-        for i, field in enumerate(schema.fields):  # checked first: an untrusted size must not allocate memory
+        # Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
+        for i, field in enumerate(schema.fields):
             saved.require(f"rows.column{i}", (*rows, *field.shape), field.dtype)
         return cls(**arguments)
 
@@ -493,19 +487,21 @@ class RolloutBuffer(StateDictMixin):
         parts: dict[str, State] = {}
         for name, part in self._parts().items():
             if name == "random":
-                parts["carries"] = State({}, {})  # format 1 requires this entry, which is always empty
+                # Format 1 requires this entry, which is always empty.
+                parts["carries"] = State({}, {})
             parts[name] = part.state()
         return State.of_parts(parts)
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state; raise a CorruptCheckpoint if it is inconsistent."""
         self._continuity.forget()
-        saved.part("carries")  # raises if the entry is missing
+        # Raise if the entry is missing.
+        saved.part("carries")
         for name, part in self._parts().items():
             part.load_state(saved.part(name))
 
     def rows(self) -> None:
-        """Return None: rows may still change, so `state` has all of them."""
+        """Return None: every row may still change, so `state` returns all rows."""
 
     def _parts(self) -> dict[str, Any]:
         """Return the parts of the rollout by their names in files, in the order of loading."""

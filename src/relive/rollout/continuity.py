@@ -1,10 +1,10 @@
-"""Warnings about observations that look like a mistake (`DataWarning`, each kind once), before the step is stored.
+"""Warnings about observations that look like a mistake: one `DataWarning` per kind, before the step is stored.
 
 *Cuts*: a step does not start at the observation that the previous `env.step` returned. *Restarts*: the first step of a
 rollout does not start at the observation that the last step of the previous rollout returned, without
-`clear(restarted=True)`. *Memory*: an observation has the address of the previous one, with other numbers. The first
-steps are all compared; later only the first and last step of a rollout, because copying every observation costs more
-than storing it.
+`clear(restarted=True)`. *Memory*: an observation has the address of the previous observation, with other numbers.
+After `_MIN_STEPS` comparisons only the first and last step of a rollout are compared, because copying an observation
+costs more than storing it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_OBS = 32
 
 
 class Continuity:
-    """Compares the observation of each step with the next observation of the previous step, if both are on the host."""
+    """Comparison of the observation of each step with the next observation of the previous step, on the host."""
 
     def __init__(self, schema: Schema, num_steps: int, num_envs: int, mode: AutoresetMode | None) -> None:
         self._schema, self._num_envs, self._last_row = schema, num_envs, num_steps - 1
@@ -43,15 +43,15 @@ class Continuity:
         self._num_compared = self._num_cuts = 0
 
     def forget(self) -> None:
-        """Drop the previous observation: environments were reset, or another state was loaded."""
+        """Forget the previous observation, because environments were reset or another state was loaded."""
         self._next_obs = None
 
     def check_step(self, row: int, obs: Any, step: tuple[Any, ...]) -> None:
-        """Compare the step that becomes row `row`, and warn; called before it is stored."""
-        before, message = self._next_obs, None
-        if before is not None and obs is not None and (row == 0 or self.compares_all):
+        """Compare the step that will become row `row` with the previous step, and warn if there is reason."""
+        expected, message = self._next_obs, None
+        if expected is not None and obs is not None and (row == 0 or self.compares_all):
             start = self._leaf_bytes(obs)
-            message = None if start is None else self._compare(row == 0 and bool(self.compared_rows), start, before)
+            message = None if start is None else self._compare(row == 0 and bool(self.compared_rows), start, expected)
         self._next_obs = self._leaf_bytes(step[0]) if self.compares_all or row == self._last_row else None
         if self._caller_resets and self._next_obs is not None:
             flags: Any = [np.array(x) if isinstance(x, bool | np.bool_) else numpy_view(x) for x in step[2:4]]
@@ -62,15 +62,16 @@ class Continuity:
         if message is not None:
             warn_user(message)
 
-    def _compare(self, is_first: bool, start: list[bytes], before: list[bytes]) -> str | None:
-        """Count the environments whose observation differs; return a warning, or None."""
+    def _compare(self, is_first: bool, start: list[bytes], expected: list[bytes]) -> str | None:
+        """Count the environments whose observation differs, and return a warning or None."""
         num_cuts = 0
-        if start != before:  # bytes: NaN equals itself
+        # Bytes are compared, so that NaN equals itself.
+        if start != expected:
             is_equal = np.ones(self._num_envs, bool)
-            for leaf, leaf_before in zip(start, before, strict=True):
-                if len(leaf) != len(leaf_before) or len(leaf) % self._num_envs:
+            for leaf, previous_leaf in zip(start, expected, strict=True):
+                if len(leaf) != len(previous_leaf) or len(leaf) % self._num_envs:
                     return None
-                rows = (np.frombuffer(x, np.uint8).reshape(self._num_envs, -1) for x in (leaf, leaf_before))
+                rows = (np.frombuffer(x, np.uint8).reshape(self._num_envs, -1) for x in (leaf, previous_leaf))
                 is_equal &= np.equal(*rows).all(1)
             num_cuts = int((~(is_equal | self._reset_envs)).sum())
         if is_first and num_cuts and 2 * self._num_cuts <= self._num_compared:
@@ -96,7 +97,7 @@ class Continuity:
         return None
 
     def _leaf_bytes(self, obs: Any) -> list[bytes] | None:
-        """Return the bytes of an observation's leaves in the dtypes of their fields; None if not on the host."""
+        """Return the bytes of an observation's leaves in the dtypes of their fields; None on another device."""
         leaves: list[Any] = [numpy_view(leaf) for leaf in self._schema.flatten("obs", obs)]
         if any(leaf is None or not leaf.size or leaf.dtype.kind not in "biufc" for leaf in leaves):
             return None
@@ -104,10 +105,9 @@ class Continuity:
 
 
 class ReusedMemory:
-    """Compares the address of each observation with the address of the previous one.
+    """Comparison of the address of each observation with the address of the previous observation.
 
-    `add` gets no next observation: an environment that steps in place has overwritten the observation that should be
-    stored.
+    An environment that reuses its array overwrites the observation before `add` stores it.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -115,10 +115,10 @@ class ReusedMemory:
         self.num_remaining = _MAX_OBS
         """Number of observations still to compare."""
         self._previous_view: Any = None
-        """First leaf of the previous observation; the reference keeps its memory from being reused."""
+        """First leaf of the previous observation; the reference prevents that its memory is freed and reused."""
 
     def check_obs(self, row: int, obs: Any) -> None:
-        """Compare the observation that becomes row `row`, and warn; called before it is stored."""
+        """Compare the observation that will become row `row`, and warn if it overwrote the previous observation."""
         view = numpy_view(self._storage.schema.flatten("obs", obs)[0])
         previous_view, self._previous_view = self._previous_view, view
         if view is None or previous_view is None or not row or not view.size:

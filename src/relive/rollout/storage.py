@@ -1,4 +1,4 @@
-"""The rows of a rollout: a tensor per leaf; staged, optional and attached fields; and episodes in the rows."""
+"""Rows of a rollout: a tensor per leaf; staged, optional and attached fields; and flags of episodes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from relive import kernels, lazy
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
-from relive.kernels.sequences import StepFlags, reset_rows
+from relive.kernels.sequences import reset_rows
 from relive.kernels.steps import Flattening, row_writer
-from relive.schema.assembly import assemble, select_leaves
+from relive.schema.assembly import assemble
 from relive.schema.checks import check_nonempty
 from relive.schema.conversion import convert, misaligned_error, normalize_bools, path_name
 from relive.schema.fields import OPTIONAL_ROLLOUT_FIELDS, Path, Schema, parse_path
@@ -66,42 +66,42 @@ class Storage:
         self._writer = row_writer(self.tensors, self._is_optional, has_env_axis=bool(self.leading_shape))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
-    # Writing rows
-
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
-        """Write the fields of a step that are not staged: the seven standard ones, and `extra` by name."""
-        present, which = (values[5] is not None, values[6] is not None), None
-        if present == self._has_optional and not self.staged:  # true except at the first step and after `stage`
+        """Write the fields of a step that are not staged: `values` of the first seven fields, and `extra` by name."""
+        has_optional, leaf_indices = (values[5] is not None, values[6] is not None), None
+        # This branch is taken except at the first step and after `stage`.
+        if has_optional == self._has_optional and not self.staged:
             leaves = values if self._is_plain and not extra else self._flatten(values, extra)
         else:
-            present = present[0] or "value" in self.staged, present[1] or "log_prob" in self.staged
-            for name, is_present, was_present in zip(OPTIONAL_ROLLOUT_FIELDS, present, self._has_optional, strict=True):
+            has_optional = has_optional[0] or "value" in self.staged, has_optional[1] or "log_prob" in self.staged
+            for name, is_present, was_present in zip(
+                OPTIONAL_ROLLOUT_FIELDS, has_optional, self._has_optional, strict=True
+            ):
                 if row and is_present is not was_present:
-                    raise _optional_field_error(name, was_present)
+                    raise _optional_field_error(name, was_present=was_present)
             fields = self._flatten.by_field(values, extra, self.staged)
             leaves = tuple(itertools.chain.from_iterable(fields.values()))
-            which = tuple(i for name in fields for i in self.schema.leaf_indices[name])
+            leaf_indices = tuple(i for name in fields for i in self.schema.leaf_indices[name])
         if row != self.num_stored:
             raise _reentry_error()
-        self.write(row, leaves, which)
-        if present != self._has_optional:
-            self._set_optional(present)
+        self.write(row, leaves, leaf_indices)
+        if has_optional != self._has_optional:
+            self._set_optional(has_optional)
 
-    def _set_optional(self, present: tuple[bool, bool]) -> None:
+    def _set_optional(self, has_optional: tuple[bool, bool]) -> None:
         omitted = frozenset(
-            name for name, is_present in zip(OPTIONAL_ROLLOUT_FIELDS, present, strict=True) if not is_present
+            name for name, is_present in zip(OPTIONAL_ROLLOUT_FIELDS, has_optional, strict=True) if not is_present
         )
-        # One statement without a call: no signal can interrupt it.
-        self._has_optional, self.omitted = present, omitted
-        """Whether the steps have each optional field, and the names of optional fields that they do not have."""
+        # A signal cannot interrupt a single statement without a call.
+        self._has_optional, self.omitted = has_optional, omitted
+        """Whether the steps have a value and a log_prob (two bools), and the names of the missing optional fields."""
 
     def stage(self, fields: Mapping[str, Any]) -> None:
-        """Write some fields of the next step."""
         leaves: list[Any] = []
-        which: list[int] = []
+        leaf_indices: list[int] = []
         for name in fields:
             if self.num_stored and name in self.omitted:
-                raise _optional_field_error(name, first=False)
+                raise _optional_field_error(name, was_present=False)
         for name, value in fields.items():
             self.schema.check_declared(name)
             if name in self.staged:
@@ -109,21 +109,21 @@ class Storage:
             if value is None:
                 raise SchemaError(explain(name, "a value", None, "Leave it out of stage."))
             leaves.extend(self.schema.flatten(name, value))
-            which.extend(self.schema.leaf_indices[name])
-        self.write(self.num_stored, tuple(leaves), tuple(which))
+            leaf_indices.extend(self.schema.leaf_indices[name])
+        self.write(self.num_stored, tuple(leaves), tuple(leaf_indices))
         self.staged.update(fields)
 
-    def write(self, row: int, leaves: tuple[Any, ...], which: tuple[int, ...] | None = None) -> None:
-        """Write one row of all tensors, or of the tensors `which`; after an error the row is unchanged."""
+    def write(self, row: int, leaves: tuple[Any, ...], leaf_indices: tuple[int, ...] | None = None) -> None:
+        """Write one row of all tensors, or of the tensors `leaf_indices`; after an error the row is unchanged."""
         if self.is_exposed and self._writer.have_moved():
             self._bind()
-        if self._writer.write(row, leaves, which) >= 0:
-            self._convert_and_write(row, leaves, which)
+        if self._writer.write(row, leaves, leaf_indices) >= 0:
+            self._convert_and_write(row, leaves, leaf_indices)
 
-    def _convert_and_write(self, row: int, leaves: tuple[Any, ...], which: tuple[int, ...] | None) -> None:
-        """Write leaves that the writer rejected, after conversion; raise if converting them added a step."""
+    def _convert_and_write(self, row: int, leaves: tuple[Any, ...], leaf_indices: tuple[int, ...] | None) -> None:
+        """Convert and write leaves that the writer rejected; raise if the conversion called `add` or `stage`."""
         paths, fields = self.schema.paths, self.schema.fields
-        indices = range(len(self.tensors)) if which is None else which
+        indices = range(len(self.tensors)) if leaf_indices is None else leaf_indices
         before = self.age, len(self.staged)
         converted_leaves = tuple(
             None
@@ -135,7 +135,7 @@ class Storage:
         )
         if before != (self.age, len(self.staged)):
             raise _reentry_error()
-        bad_position = self._writer.write_converted(row, converted_leaves, which)
+        bad_position = self._writer.write_converted(row, converted_leaves, leaf_indices)
         if bad_position >= 0:
             raise misaligned_error(path_name(paths[indices[bad_position]]))
 
@@ -143,19 +143,19 @@ class Storage:
         """Make the written row a stored step."""
         if self.staged or self.attached:
             staged: set[str] = set()
-            # One statement without a call: no signal can interrupt it.
+            # A signal cannot interrupt a single statement without a call.
             self.staged, self.attached, self.num_stored = staged, {}, row + 1
             return
         self.num_stored = row + 1
 
     def take_back(self, steps: int) -> None:
-        """Make the first `steps` rows, written by a collector, the stored steps; they have every field."""
+        """Make the first `steps` rows, which a collector has written with every field, the stored steps."""
         self.clear()
         self._set_optional((True, True))
         self.num_stored = steps
 
     def flag(self, name: str) -> torch.Tensor:
-        """Return the tensor [rows, N] of "terminated" or "truncated"."""
+        """Return the tensor [rows, N] of the field "terminated" or "truncated"."""
         return self.tensors[self.schema.leaf_indices[name][0]]
 
     def copy_row(self, name: str, row: int) -> list[torch.Tensor]:
@@ -184,10 +184,8 @@ class Storage:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Number of calls of `clear` and number of steps: a pair that changes whenever a step is stored or removed."""
+        """Number of calls of `clear`, and number of stored steps; the pair changes when a step is stored or removed."""
         return self.generation, self.num_stored
-
-    # Reading rows
 
     def require_steps(self, where: str) -> int:
         """Return the number of stored steps; raise a NotReadyError if it is 0."""
@@ -214,15 +212,23 @@ class Storage:
         absent_fields = self.absent_fields
         return {path: x for path, x in self.declared_leaves().items() if path[0] not in absent_fields} | self.attached
 
-    def select(self, leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, Any]:
-        """Return the leaves named by `fields`, or all of them if it is None."""
-        fields = None if fields is None else list(fields)
-        for field in fields or ():
-            name = field if isinstance(field, str) else field[0]
-            message = None if any(path[0] == name for path in leaves) else self.explain_absence(name)
-            if message is not None:
-                raise SchemaError(message)
-        return select_leaves(leaves, fields)
+    def select(self, leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
+        """Return the leaves of `fields`, names or paths; return all leaves if it is None."""
+        if fields is None:
+            return leaves
+        paths = [(field,) if isinstance(field, str) else tuple(field) for field in fields]
+        for path in paths:
+            if not any(leaf_path[: len(path)] == path for leaf_path in leaves):
+                names = ", ".join(sorted({leaf_path[0] for leaf_path in leaves}))
+                remedy = "Name only stored fields."
+                is_absent = not any(leaf_path[0] == path[0] for leaf_path in leaves)
+                message = self.explain_absence(path[0]) if is_absent else None
+                raise SchemaError(message or explain("fields", f"stored fields ({names})", ".".join(path), remedy))
+        return {
+            path: leaf
+            for path, leaf in leaves.items()
+            if any(path[:depth] in paths for depth in range(1, len(path) + 1))
+        }
 
     def explain_absence(self, name: str) -> str | None:
         """Return the error message for an optional or computed field that is absent; None for other names."""
@@ -270,13 +276,12 @@ class Storage:
         steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, tensor in leaves.items():
             if path in declared_leaves:
-                declared_leaves[path][:steps] = tensor.clone()  # a copy: `tensor` may overlap the leaf that is written
+                # `tensor` may overlap the leaf that is written.
+                declared_leaves[path][:steps] = tensor.clone()
                 self.attached[path] = declared_leaves[path]
                 continue
             padding = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
             self.attached[path] = torch.cat([tensor, padding])
-
-    # Saving, loading and checking
 
     def rows(self) -> dict[str, torch.Tensor]:
         """Return the declared leaves by their names in files."""
@@ -288,11 +293,11 @@ class Storage:
         attached = {
             f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in declared_paths
         }
-        present = [name for name in OPTIONAL_ROLLOUT_FIELDS if num_steps and name not in self.omitted]
+        present_fields = [name for name in OPTIONAL_ROLLOUT_FIELDS if num_steps and name not in self.omitted]
         values = {
             "num_stored": num_steps,
-            "valued": num_steps if "value" in present else 0,
-            "given": present,
+            "valued": num_steps if "value" in present_fields else 0,
+            "given": present_fields,
             "staged": sorted(self.staged),
             "attached": [list(path) for path in self.attached],
         }
@@ -305,8 +310,8 @@ class Storage:
         saved.copy_into(self.rows())
         self.clear()
         self.num_stored = num_steps
-        present = self._saved_optional_fields(saved, num_steps)
-        self._set_optional(("value" in present, "log_prob" in present))
+        present_fields = self._saved_optional_fields(saved, num_steps)
+        self._set_optional(("value" in present_fields, "log_prob" in present_fields))
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.error("a declared field")
@@ -315,7 +320,8 @@ class Storage:
             path = parse_path(entry)
             if path[0] in self.schema.names and path[0] not in self.omitted:
                 raise entry.error("a name of its own")
-            if path not in declared_leaves:  # otherwise it is an optional field, whose declared leaf is used
+            # The path of an optional field has a declared leaf, and every other path a saved array.
+            if path not in declared_leaves:
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs), only_leading=True)
                 declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = declared_leaves[path]
@@ -326,7 +332,7 @@ class Storage:
             return {
                 name.one_of(OPTIONAL_ROLLOUT_FIELDS) for name in node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
             }
-        # Older checkpoints store the number of steps with a value, and zeros for a log_prob that was left out.
+        # Checkpoints without the entry "given" have the number of steps with a value, and zeros for a missing log_prob.
         has_value = node.entry("valued").integer(0, num_stored) == num_stored
         leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
         has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
@@ -338,7 +344,8 @@ class Storage:
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             shape = (self._num_rows, self.num_envs, *field.shape)
             verify_layout(path_name(path), tensor, shape, field.dtype, self.device)
-        if not self.is_exposed:  # the tensors of exposed memory may move; `write` then rebinds them
+        # Tensors of exposed memory may have moved; the next `write` then binds the writer again.
+        if not self.is_exposed:
             verify_addresses(schema.paths, self.tensors, self._addresses)
         max_steps = self._num_rows - 1
         verify(0 <= steps <= max_steps, "num_stored", f"0 to {max_steps} steps", steps)
@@ -366,8 +373,8 @@ class Storage:
                 verify_elements(leaf[steps:] == 0, path_name(path), f"zeros after step {steps - 1}", leaf[steps:])
 
 
-def _optional_field_error(name: str, first: bool) -> SchemaError:
-    expected, got = ("one, as the first step gave", "none") if first else ("none, as at the first step", "one")
+def _optional_field_error(name: str, *, was_present: bool) -> SchemaError:
+    expected, got = ("one, as at the first step", "none") if was_present else ("none, as at the first step", "one")
     return SchemaError(explain(name, expected, got, f"Pass {name}= to every step of a rollout, or to none."))
 
 
@@ -377,7 +384,7 @@ def _reentry_error() -> SchemaError:
 
 
 class EpisodeFlags:
-    """The episodes in a rollout's rows: ends, starts and reset rows, and the observers that count the steps.
+    """Episodes in the rows of a rollout: ends, starts and reset rows, and the observers that count the steps.
 
     Under NEXT_STEP the row after an end is a reset row: it holds the final observation and is no transition.
     """
@@ -408,12 +415,10 @@ class EpisodeFlags:
         return resets[-2].clone(), resets[-1].clone()
 
     def begin_rollout(self, first_starts: torch.Tensor, first_resets: torch.Tensor) -> None:
-        """Begin a rollout; the masks [N] say where its first row starts an episode, and where it is a reset row."""
+        """Begin a rollout with masks [N] of environments whose first row starts an episode, or is a reset row."""
         self.first_starts.copy_(first_starts)
         self.first_resets.copy_(first_resets)
         self._next_resets = first_resets.clone().unsqueeze(0)
-
-    # Masks of rows
 
     def ends(self, rows: int | slice) -> torch.Tensor:
         """Return the mask of rows that are terminated or truncated."""
@@ -425,15 +430,15 @@ class EpisodeFlags:
 
     def starts(self, steps: int) -> torch.Tensor:
         """Return the mask of the first rows [steps, N] that start an episode; undefined at reset rows."""
-        before = self.resets(steps)[:-1] if self.has_reset_rows else self.ends(slice(0, steps - 1))
-        return torch.cat([self.first_starts.unsqueeze(0), before])
+        next_starts = self.resets(steps)[:-1] if self.has_reset_rows else self.ends(slice(0, steps - 1))
+        return torch.cat([self.first_starts.unsqueeze(0), next_starts])
 
     def mask(self, steps: int) -> torch.Tensor | None:
         """Return the mask of transitions among the first rows [steps, N]; None if all rows are transitions."""
         return ~self.resets(steps) if self.has_reset_rows and steps else None
 
     def whole_mask(self, steps: int) -> torch.Tensor:
-        """Return the mask of transitions among the first rows [steps, N], even if all rows are."""
+        """Return the mask of transitions among the first rows [steps, N]; all True if all rows are transitions."""
         mask = self.mask(steps)
         return torch.ones_like(self.terminated[:steps]) if mask is None else mask
 
@@ -443,16 +448,10 @@ class EpisodeFlags:
         mask = self.mask(steps)
         return steps * self._storage.num_envs if mask is None else mask.flatten().nonzero().squeeze(1)
 
-    def step_flags(self, steps: int) -> StepFlags:
-        """Return the flags of the first steps, for `find_sequences`."""
-        return StepFlags(steps, self.terminated, self.truncated, self.mask(steps), self.first_starts)
-
-    # Counting steps in observers
-
     def count(
         self, row: int, steps: int, omitted: frozenset[str], measurements: Mapping[str, Any], commit: Callable[[], None]
     ) -> None:
-        """Count `steps` written rows in the observers, and call `commit`, which makes the rows stored steps.
+        """Count `steps` rows from row `row` on in the observers, and call `commit`, which makes the rows stored steps.
 
         An exception before `commit` leaves everything unchanged. `commit` may be called twice and must be idempotent.
         """
@@ -484,7 +483,7 @@ class EpisodeFlags:
             complete(change)
 
     def _select_columns(self, omitted: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
-        """Return a tensor per leaf, or None if observers do not count the leaf or the steps omit its field."""
+        """Return the tensor of each leaf; None if observers do not count the leaf, or if the steps omit its field."""
         leaves = enumerate(zip(self._storage.schema.paths, self._storage.tensors, strict=True))
         columns = self._observers.observed_leaves
         return tuple(leaf if i in columns and path[0] not in omitted else None for i, (path, leaf) in leaves)
@@ -493,8 +492,6 @@ class EpisodeFlags:
         """Update the next reset rows after a collector wrote the rows."""
         if self.has_reset_rows:
             self._next_resets = self.resets(self._storage.num_stored + 1)[-1:].clone()
-
-    # Saving, loading and checking
 
     def state(self) -> State:
         """Return the masks of the first row, and the next reset rows."""

@@ -82,20 +82,6 @@ def make_tensordict(
     return (_constructor or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
 
 
-def select_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
-    """Select leaves by the names or paths `fields`; all leaves if None."""
-    if fields is None:
-        return leaves
-    paths = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
-    for path in paths:
-        if not any(leaf_path[: len(path)] == path for leaf_path in leaves):
-            names = ", ".join(sorted({leaf_path[0] for leaf_path in leaves}))
-            raise SchemaError(explain("fields", f"stored fields ({names})", ".".join(path), "Name only stored fields."))
-    return {
-        path: leaf for path, leaf in leaves.items() if any(path[:depth] in paths for depth in range(1, len(path) + 1))
-    }
-
-
 def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     layouts = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}

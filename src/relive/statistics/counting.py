@@ -1,4 +1,4 @@
-"""Base class of episode statistics and running norms, and the native counters that update them."""
+"""Base class of episode statistics and running norms, and the native counters that update their tensors."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if hasattr(os, "register_at_fork"):
 
 
 class Accumulator:
-    """Tensors updated in place under `lock`; the native core stores their addresses."""
+    """Tensors that are updated in place under `lock`; the native core stores their addresses."""
 
     _not_pickled = ("_tensors", "_counters", "_is_bound", "_owner")
     _owner: Any = staticmethod(lambda: None)
-    """Weak reference to the observers of the only buffer that updates this object; None without a buffer."""
+    """Weak reference to the observers of the buffer that updates this object; refers to None without a buffer."""
 
     def _set_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._counters: Any = self._make_counters()
         """Native counters for `update`; None if torch ops are used."""
         self._is_bound = False
-        """Whether native counters of a buffer store the addresses of the tensors, which then must not move."""
+        """Whether native counters of a buffer store the addresses of the tensors, so that `to` must refuse."""
 
     def _make_counters(self) -> Any:
         raise NotImplementedError
@@ -68,7 +68,8 @@ class Accumulator:
     @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> Any:
         """Move to another device and return this object."""
-        target = torch.empty(0, device=as_device(device)).device  # "cuda" becomes "cuda:0"
+        # A tensor has the full device: "cuda" becomes "cuda:0".
+        target = torch.empty(0, device=as_device(device)).device
         if target == self.device:
             return self
         if self._is_bound:
@@ -116,19 +117,20 @@ def _describe_tensors(tensors: Any) -> Any:
 
 
 def plan(accumulator: Accumulator, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
-    """Return a function that counts values with torch ops; see `EpisodeStats._plan` and `RunningNorm._plan`."""
+    """Return a function that counts `values` with torch ops; see `EpisodeStats._plan` and `RunningNorm._plan`."""
     return accumulator._plan(values, mask)
 
 
 def bind(accumulator: Accumulator) -> None:
-    """Forbid moving the tensors: native counters of a buffer store their addresses."""
+    """Make `to` refuse another device, because native counters of a buffer store the addresses of the tensors."""
     accumulator._is_bound = True
 
 
 def set_owner(stats: Accumulator, owner: object) -> None:
-    """Set the only buffer that updates `stats`; raise if there is another: its steps would mix with these episodes."""
+    """Set the buffer that updates `stats`; raise if another buffer does: the steps of both would be mixed."""
     if stats._owner() is not None:
-        gc.collect()  # the other buffer may be unreachable but not collected yet
+        # The other buffer may be unreachable but not collected yet.
+        gc.collect()
     if stats._owner() is not None:
         remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
         expected, got = "statistics that no other buffer counts in", "an EpisodeStats that a buffer counts in"
@@ -141,14 +143,14 @@ def counters(
     episodes: tuple[Accumulator, Sequence[int], Sequence[int], Sequence[int]] | None,
     norms: Sequence[tuple[Accumulator, int]],
 ) -> Counters | None:  # fmt: skip
-    """Return native counters of steps whose leaves have these dtypes; None if torch ops must count.
+    """Return native counters of steps whose leaves have these dtypes; None if only torch ops can count.
 
     Args:
-        dtypes: dtypes of a step's leaves. Leaves with higher numbers come from infos: see `Counters.measure`.
+        dtypes: dtypes of the leaves of a step. Leaves with higher numbers are passed to `Counters.measure`.
         envs: number of environments; None accepts any number.
         flags: leaf numbers of "terminated" and "truncated".
-        episodes: the statistics, and the leaf numbers of rewards, metrics and reasons.
-        norms: each norm with its leaf number.
+        episodes: the episode statistics, and the leaf numbers of rewards, metrics and reasons.
+        norms: pairs of a norm and its leaf number.
     """
     native = kernels.native()
     accumulators = [*([] if episodes is None else [episodes[0]]), *(norm for norm, _ in norms)]

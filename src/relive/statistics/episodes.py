@@ -44,7 +44,8 @@ class EpisodeStats(counting.Accumulator):
     """
 
     @suggests_keywords
-    @torch.inference_mode(False)  # the memory may be written outside inference mode
+    # Tensors that are made in inference mode could not be written outside it.
+    @torch.inference_mode(False)
     def __init__(
         self, num_envs: int | None, window: int = 100, metrics: Iterable[str] = (), reasons: Iterable[str] = (), *,
         device: torch.device | str = "cpu",
@@ -55,14 +56,14 @@ class EpisodeStats(counting.Accumulator):
         _check_names(self.metrics, self.reasons)
         self._sums = ("return", "length", *self.metrics)
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
-        self._lead = () if self.num_envs is None else (self.num_envs,)  # pickles contain this attribute name
+        self._leading_shape = () if self.num_envs is None else (self.num_envs,)
         device, envs = as_device(device), self.num_envs or 1
         nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
         require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
-        # float64: returns of long episodes stay precise, and every count is exact.
+        # In float64 the returns of long episodes are precise, and every count is exact.
         tensors = {
             "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),
-            # Discarded rows are written to the extra row: selecting the kept rows would synchronise.
+            # The last row takes the values of running episodes: selecting finished episodes would synchronise.
             "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
             "counts": torch.zeros(2, dtype=torch.int64, device=device),
         }
@@ -89,8 +90,6 @@ class EpisodeStats(counting.Accumulator):
         numbers, flags = dict.fromkeys(("reward", *self.metrics), NUMBER_FIELD), dict.fromkeys(self.reasons, FLAG_FIELD)
         return {"terminated": FLAG_FIELD, "truncated": FLAG_FIELD, **numbers, **flags}
 
-    # Counting steps
-
     def update(
         self, reward: Any, terminated: Any, truncated: Any, *, mask: Any = None,
         metrics: Mapping[str, Any] | None = None,
@@ -107,11 +106,13 @@ class EpisodeStats(counting.Accumulator):
         _require_declared("metrics", metrics or {}, self.metrics)
         values = {"reward": reward, "terminated": terminated, "truncated": truncated, **flags, **(metrics or {})}
         step = {
-            name: convert(name, field, values[name], self._lead, self.device).view(1, -1)
+            name: convert(name, field, values[name], self._leading_shape, self.device).view(1, -1)
             for name, field in self._fields.items()
             if name in values
         }
-        is_counted = None if mask is None else convert("mask", FLAG_FIELD, mask, self._lead, self.device).view(1, -1)
+        is_counted = (
+            None if mask is None else convert("mask", FLAG_FIELD, mask, self._leading_shape, self.device).view(1, -1)
+        )
         if self._counters is None:
             with counting.lock:
                 kernels.complete(self._plan(step, is_counted))
@@ -122,7 +123,7 @@ class EpisodeStats(counting.Accumulator):
             )
 
     def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
-        """Return a function that counts steps with torch ops: fields [T, N] by name; rows outside `mask` are ignored.
+        """Return a function that counts steps [T, N] with torch ops; steps where `mask` is False are ignored.
 
         The caller holds `counting.lock` until it has called the function, which is idempotent.
         """
@@ -131,7 +132,7 @@ class EpisodeStats(counting.Accumulator):
         running, counts = self._tensors["open"].clone(), self._tensors["counts"].clone()
         finished_steps: list[tuple[torch.Tensor, torch.Tensor]] = []
         for t in range(len(values["reward"])):
-            # Not checked on other devices: it would synchronise.
+            # Other devices are not checked, because reading the count would synchronise.
             if device.type == "cpu" and counts[1] > _MAX_STEPS - envs:
                 got = f"{int(counts[1])} and {envs} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
@@ -144,7 +145,7 @@ class EpisodeStats(counting.Accumulator):
             counts[1] += is_counted.sum()
             flags = [step["terminated"], *(step.get(name, all_false) for name in self.reasons)]
             ended = (step["terminated"] | step["truncated"]) & is_counted
-            # Rows of running episodes are written to the extra row: selecting finished ones would synchronise.
+            # Running episodes are written to the last row of the ring: selecting finished episodes would synchronise.
             rank = ended.cumsum(0)
             is_new = ended & (rank > rank[-1] - self.window)
             slots = torch.where(is_new, (counts[0] + rank - 1) % self.window, self.window)
@@ -165,7 +166,7 @@ class EpisodeStats(counting.Accumulator):
         if reasons is None or isinstance(reasons, Mapping):
             return reasons or {}
         names = np.asarray(reasons, dtype=object)
-        if names.shape != self._lead:
+        if names.shape != self._leading_shape:
             suffix = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
             remedy = "Pass names or None in this shape."
             raise SchemaError(explain("reasons", f"a name or None{suffix}", repr(reasons), remedy))
@@ -177,8 +178,6 @@ class EpisodeStats(counting.Accumulator):
         envs = slice(None) if env_ids is None else convert_env_ids(env_ids, self.num_envs, self.device)
         with counting.lock:
             self._tensors["open"][:, envs] = 0.0
-
-    # Reading results
 
     @property
     def num_episodes(self) -> int:
@@ -242,7 +241,8 @@ class EpisodeStats(counting.Accumulator):
             for name, tensor in self._tensors.items():
                 dtype = torch.int64 if name == "counts" else torch.float64
                 verify_layout(f"stats: {name}", tensor, shapes[name], dtype, self.device)
-            if self.device.type != "meta":  # meta tensors have no values
+            # Meta tensors have no values.
+            if self.device.type != "meta":
                 self._check_counts()
 
     def _check_counts(self) -> None:
@@ -270,7 +270,7 @@ class EpisodeStats(counting.Accumulator):
 
 
 class _Summary(dict[str, float]):
-    """Numbers of a summary; the KeyError for a missing name explains why it is missing."""
+    """Numbers of a summary by name; the KeyError for a missing name explains the reason."""
 
     def __missing__(self, name: str) -> NoReturn:
         if self["episodes"]:

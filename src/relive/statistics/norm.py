@@ -19,7 +19,7 @@ from relive.statistics.counting import Accumulator, counters, lock
 from relive.storage.allocator import require_memory
 
 _MAX_ROWS = 2.0**53
-"""Limit of the number of rows: float64 represents every smaller count exactly."""
+"""Upper bound of the number of rows: float64 represents every smaller count exactly."""
 
 
 class _Fit(NamedTuple):
@@ -29,7 +29,7 @@ class _Fit(NamedTuple):
     """Number of rows at the time of the fit; None if every update deletes the fit."""
     mean: torch.Tensor
     rounding_error: torch.Tensor
-    """Rounding error of `mean`: up to 4 at 1e8 in float32."""
+    """Exact mean minus `mean`; at a mean of 1e8 in float32 the difference is up to 4."""
     scale: torch.Tensor
 
 
@@ -54,7 +54,8 @@ class RunningNorm(Accumulator):
     tensor([ 1., -1.])
     """
 
-    @torch.inference_mode(False)  # the moments may be changed outside inference mode
+    # Tensors that are made in inference mode could not be changed outside it.
+    @torch.inference_mode(False)
     def __init__(
         self, shape: int | Sequence[int] = (), *, eps: float = 1e-8, clip: float | None = None,
         device: torch.device | str = "cpu",
@@ -64,11 +65,12 @@ class RunningNorm(Accumulator):
         self.clip = None if clip is None else check_above_zero("clip", clip)
         device = as_device(device)
         require_memory(16 * math.prod(self.shape), "RunningNorm", "Pass the shape of one row.")
+        # The moments are the number of rows, their mean, and the sum of squared distances from the mean.
         tensors = {
             "count": torch.zeros((), dtype=torch.float64, device=device),
             "mean": torch.zeros(self.shape, dtype=torch.float64, device=device),
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
-        }  # the moments: number of rows, mean, and sum of squared distances from the mean
+        }
         self._cached_fit: _Fit | None = None
         self._set_tensors(tensors)
 
@@ -81,14 +83,13 @@ class RunningNorm(Accumulator):
     def _make_counters(self) -> Any:
         return counters([torch.float64], None, None, None, [(self, 0)])
 
-    # Counting rows
-
     def update(self, x: Any, mask: Any = None) -> None:
         """Count the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
         rows, leading_shape = self._convert(x)
         is_counted = None if mask is None else convert("mask", FLAG_FIELD, mask, leading_shape, self.device)
         if self._counters is not None:
-            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy lacks bfloat16
+            # The native core reads arrays, and numpy lacks bfloat16.
+            rows = rows.float() if rows.dtype == torch.bfloat16 else rows
             block = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
             is_ignored = None if is_counted is None else kernels.native_argument(~is_counted.reshape(-1))
             self._counters.count((kernels.native_argument(block),), 0, 1, None, is_ignored, None)
@@ -101,7 +102,7 @@ class RunningNorm(Accumulator):
 
         The caller holds `counting.lock` until it has called the function, which is idempotent.
         """
-        # One copy, changed in place: with thousands of rows, allocating memory takes most of the time.
+        # The copy is changed in place: with thousands of rows, allocating memory takes most of the time.
         rows = values.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
         count = rows.new_full((), len(rows)) if mask is None else mask.sum(dtype=torch.float64)
         is_ignored = None if mask is None else ~mask.reshape(-1, *(1,) * len(self.shape))
@@ -125,7 +126,8 @@ class RunningNorm(Accumulator):
         """Return the moments of all rows after adding rows with these moments; the caller holds the lock."""
         before = self._tensors
         total = before["count"] + count
-        if total.device.type == "cpu" and total >= _MAX_ROWS:  # not checked on other devices: it would synchronise
+        # Other devices are not checked, because reading the count would synchronise.
+        if total.device.type == "cpu" and total >= _MAX_ROWS:
             got = f"{int(before['count'])} and {int(count)} more"
             raise OverflowError(explain("update", "fewer than 2^53 rows", got, "Call clear()."))
         share = count / total.clamp(min=1)
@@ -140,8 +142,6 @@ class RunningNorm(Accumulator):
         with lock:
             self._cached_fit = None
             super()._assign(tensors)
-
-    # Normalising values
 
     def __call__(self, x: Any) -> torch.Tensor:
         """Return `normalize(x)`."""
@@ -166,18 +166,18 @@ class RunningNorm(Accumulator):
         """Return `x` in the dtype of the arithmetic, the fit in that dtype, and the dtype of the result."""
         x, _ = self._convert(x)
         dtype = x.dtype if x.is_floating_point() else torch.float32
-        # float64: an integer may have more digits than float32 keeps.
+        # An integer may have more digits than float32 represents.
         compute_dtype = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
         return x.to(compute_dtype), self._fit(compute_dtype), dtype
 
     def _fit(self, dtype: torch.dtype) -> _Fit:
-        """Return the fit of the rows so far; it is cached between two updates."""
+        """Return the mean and deviation of all rows in `dtype`, from a cache unless an update followed."""
         with lock:
             tensors, fit = self._tensors, self._cached_fit
-            # Native counters change the moments without a call here: compare the number of rows.
+            # Native counters change the moments without deleting the cached fit, so the numbers of rows are compared.
             count = float(tensors["count"]) if self._counters is not None else None
             if fit is None or fit.num_rows != count or fit.mean.dtype is not dtype:
-                # Normal tensors: a fit computed in inference mode is also used in training.
+                # A fit that is computed in inference mode is also used in training, so its tensors are normal ones.
                 with torch.inference_mode(False):
                     mean = tensors["mean"].to(dtype, copy=True)
                     scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
@@ -197,8 +197,6 @@ class RunningNorm(Accumulator):
             got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
             raise SchemaError(explain("x", f"real numbers of shape ({shape})", got, "Pass rows of the norm's shape."))
         return tensor, tuple(tensor.shape[:num_leading])
-
-    # Reading moments
 
     @property
     def count(self) -> int:
@@ -228,7 +226,8 @@ class RunningNorm(Accumulator):
         """Verify that the moments are consistent with the number of rows; NaN moments are allowed."""
         for name, tensor in self._tensors.items():
             verify_layout(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
-        if self.device.type == "meta":  # meta tensors have no values
+        # Meta tensors have no values.
+        if self.device.type == "meta":
             return
         count, mean, squares = self.snapshot().values()
         rows = float(count)
@@ -244,4 +243,4 @@ class RunningNorm(Accumulator):
 
 
 Norms: TypeAlias = Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]
-"""Norms by field or path; three types, because the keys of a Mapping are invariant."""
+"""Norms by field or path; the union lists every type of keys, because the keys of a Mapping are invariant."""

@@ -25,7 +25,7 @@ from relive.storage.codec import Node
 
 
 class _NormsByField(dict["str | Path", RunningNorm]):
-    """Norms by the keys of the caller; a name and the path `(name,)` are the same key."""
+    """Norms by the keys of the caller; a name and the path `(name,)` are equivalent keys."""
 
     def __missing__(self, key: Any) -> RunningNorm:
         equivalent_key = (key,) if isinstance(key, str) else key[0] if isinstance(key, tuple) and len(key) == 1 else key
@@ -35,7 +35,7 @@ class _NormsByField(dict["str | Path", RunningNorm]):
 
 
 class Observers:
-    """The statistics and norms of one buffer, moved to its device; they count transitions, not reset rows."""
+    """Episode statistics and norms of one buffer, on its device; reset rows are not counted."""
 
     def __init__(
         self, stats: EpisodeStats | None, norm: Norms | None, schema: Schema, num_envs: int | None,
@@ -57,7 +57,7 @@ class Observers:
         self.observed_leaves = tuple(observed_leaves.union(self._flag_leaves)) if observed_leaves else ()
         """Leaf numbers that are counted; empty without statistics and norms."""
         self._info_names: tuple[str, ...] = ()
-        """Metrics and reasons that are not fields of the buffer, and are read from the info of a step."""
+        """Metrics and reasons that are no fields of the buffer and are read from the info of a step."""
         if stats is not None:
             if stats.num_envs != num_envs:
                 remedy = f"Pass EpisodeStats({num_envs})."
@@ -106,10 +106,10 @@ class Observers:
     ) -> tuple[Callable[[], None], torch.Tensor | None]:  # fmt: skip
         """Return a function that counts a block of steps with torch ops, and a mask of environments that reset next.
 
-        The block has columns [T, K, …] by leaf number, in time order, of the environments `envs` (or of all), without
-        fields that the steps omit. `first_resets` [K] marks environments whose first row is a reset row. Only blocks of
-        one step have measurements. The caller holds `counting.lock` until it has called the function, which is
-        idempotent.
+        `block` has the columns [T, K, …] of the environments `envs`, or of all environments, by leaf number; fields
+        that the steps omit are missing. `first_resets` [K] is a mask of environments whose first row is a reset row.
+        Only a block of one step has measurements. The caller holds `counting.lock` until it has called the function,
+        which is idempotent.
         """
         mask = None
         if first_resets is not None:
@@ -131,7 +131,7 @@ class Observers:
         self, stats: EpisodeStats, block: Mapping[int, torch.Tensor], mask: torch.Tensor | None,
         measurements: Mapping[str, torch.Tensor], envs: torch.Tensor | None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:  # fmt: skip
-        """Return the fields and the mask of a block for `EpisodeStats._plan`, with a column for every environment."""
+        """Return the fields and the mask of a block for `EpisodeStats._plan`, with a column per environment."""
         steps = {name: block[leaf] for name, leaf in self._field_leaves.items() if leaf in block}
         steps.update(measurements)
         steps |= {name: steps[name] != 0 for name in stats.reasons if name in steps}
@@ -180,7 +180,7 @@ class Observers:
 
 
 def saved_observers(config: Node, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
-    """Return the arguments `stats` and `norm` of a saved buffer.
+    """Return the constructor arguments `stats` and `norm` of a saved buffer.
 
     Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
     """
