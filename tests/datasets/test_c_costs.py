@@ -338,13 +338,13 @@ def measure_cost(path: Path, options: dict[str, Any]) -> tuple[str, str, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                made = READ[path.suffix](path, **options)
+                buffer = READ[path.suffix](path, **options)
             except Exception as error:
                 return type(error).__name__, str(error), 0
-        return "read", "", made.nbytes
+        return "read", "", buffer.nbytes
 
-    (kind, said, owned), grown = peak(read)
-    return kind, said, grown - owned
+    (outcome, message, buffer_bytes), growth = peak(read)
+    return outcome, message, growth - buffer_bytes
 
 
 def import_readers() -> None:
@@ -356,12 +356,12 @@ def import_readers() -> None:
 @pytest.mark.parametrize("part", select("some", of=["some", "all"]))
 def test_small_datasets_that_would_need_much_memory_are_refused(part: str, tmp_path: Path) -> None:
     datasets = apart(forge_all, list(QUICK if part == "some" else FORGERIES), tmp_path)
-    for name, (kind, said, grown) in apart(measure_costs, datasets, timeout=600).items():
+    for name, (outcome, message, growth) in apart(measure_costs, datasets, timeout=600).items():
         nbytes = count_bytes(datasets[name][0])
-        tell(f"C12: {name}: {nbytes:,} bytes, {kind}, {grown >> 20} MiB")
-        assert kind == "SchemaError", (name, kind, said)
-        assert re.search(FORGERIES[name][1], said), (name, said)
-        assert grown <= memory_budget(nbytes), name
+        tell(f"C12: {name}: {nbytes:,} bytes, {outcome}, {growth >> 20} MiB")
+        assert outcome == "SchemaError", (name, outcome, message)
+        assert re.search(FORGERIES[name][1], message), (name, message)
+        assert growth <= memory_budget(nbytes), name
 
 
 def measure_damaged_copies(name: str, count: int, seed: int, folder: Path) -> tuple[int, int]:

@@ -66,21 +66,21 @@ def test_counter_columns_are_read_if_columns_names_them() -> None:
     assert [one["episode_index"][0].item() for one in buffer.episodes()] == [0, 1, 2]
 
 
-def test_the_text_of_a_task_becomes_what_the_caller_makes_of_it() -> None:
-    asked: list[str] = []
+def test_encode_converts_the_text_of_a_task() -> None:
+    encoded_texts: list[str] = []
 
     def embed(text: str) -> np.ndarray:
-        asked.append(text)
+        encoded_texts.append(text)
         return np.array([len(text), 1.0])
 
     replay = from_lerobot(SAMPLE, columns=NO_VIDEO, encode={"task": embed})
     assert [one["task"][0].tolist() for one in replay.episodes()] == [[4, 1], [4, 1], [15, 1]]
-    assert asked == ["push", "pull the handle"]
+    assert encoded_texts == ["push", "pull the handle"]
     with pytest.raises(rl.SchemaError, match="lerobot: task: expected numbers, got texts. Pass encode="):
         from_lerobot(SAMPLE, columns={"task": "task"})
 
 
-def test_a_caller_without_tasks_says_so() -> None:
+def test_a_buffer_without_task_index_must_leave_it_out() -> None:
     buffer = rl.ReplayBuffer(20, obs={"state": 2}, action=2)
     left_out: dict[str, str | None] = dict.fromkeys(("observation.images", "observation.pose"))
     with pytest.raises(
@@ -128,7 +128,9 @@ def test_names_that_lerobot_uses_itself_are_refused(tmp_path: Path) -> None:
         ({"fps": 0}, "expected fps, a positive number, got 0"),
     ],
 )
-def test_other_versions_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_other_versions_and_invalid_descriptions_are_refused(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     shutil.copytree(SAMPLE, tmp_path / "set")
     info = tmp_path / "set/meta/info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | change))

@@ -55,7 +55,7 @@ def test_a_round_trip_keeps_every_transition(data_format: str) -> None:
         assert_same(replay, from_minari(source, exact()))
 
 
-def test_minari_itself_reads_what_was_written() -> None:
+def test_the_minari_library_reads_a_written_dataset() -> None:
     replay = make_rich_replay()
     first = next(replay.episodes())
     episode = to_minari(replay, "test/rich-v0")[0]
@@ -67,7 +67,7 @@ def test_minari_itself_reads_what_was_written() -> None:
     assert not episode.infos["force"][0].any(), "no reset has told anything"
 
 
-def test_a_space_says_what_a_tuple_is() -> None:
+def test_tuple_observations_are_written_as_tuples() -> None:
     spaces = gym.spaces.Tuple((gym.spaces.Box(-9, 9, (2,)), gym.spaces.Discrete(5)))
     replay = rl.ReplayBuffer(10, obs=spaces, action=gym.spaces.Discrete(3))
     replay.add((np.ones(2, np.float32), 1), 2, 1.0, True, False, next_obs=(np.zeros(2, np.float32), 0))
@@ -79,7 +79,7 @@ def test_a_space_says_what_a_tuple_is() -> None:
     assert bool((next(replay.episodes())["obs"] == next(again.episodes())["obs"]).all())
 
 
-def collected() -> Any:
+def make_collected() -> Any:
     """Make a dataset as Minari does: with float64, and with infos of the reset."""
     episodes = []
     for number, length in enumerate((2, 3)):
@@ -104,8 +104,8 @@ def collected() -> Any:
         )
 
 
-def test_the_info_of_a_step_is_what_the_step_gave() -> None:
-    replay = from_minari(collected())
+def test_infos_belong_to_their_steps() -> None:
+    replay = from_minari(make_collected())
     first, second = replay.episodes()
     assert first["obs", "x"].dtype == first["reward"].dtype == first["info", "level"].dtype == torch.float32
     assert second["obs", "x"][:, 0].tolist() == [10, 11, 12]
@@ -115,8 +115,8 @@ def test_the_info_of_a_step_is_what_the_step_gave() -> None:
     assert (first["terminated"].tolist(), second["truncated"].tolist()) == ([False, True], [False, False, True])
 
 
-def test_a_buffer_has_the_dtypes_that_for_env_gives() -> None:
-    for dataset in (collected(), to_minari(make_rich_replay(), "test/rich-v0")):
+def test_a_new_buffer_has_the_dtypes_of_for_env() -> None:
+    for dataset in (make_collected(), to_minari(make_rich_replay(), "test/rich-v0")):
         env = gym.Env()
         env.observation_space, env.action_space = dataset.observation_space, dataset.action_space
         made, expected = from_minari(dataset), rl.ReplayBuffer.for_env(env, 10)
@@ -125,22 +125,23 @@ def test_a_buffer_has_the_dtypes_that_for_env_gives() -> None:
         assert torch.float64 not in {field.dtype for field in dtypes[0].values()}
 
 
-def test_a_field_keeps_float64() -> None:
-    collected()
+def test_the_callers_buffer_keeps_float64() -> None:
+    make_collected()
     fields: dict[str, Any] = {"obs": {"x": rl.Field(2, torch.float64)}, "extra": {"level": rl.Field((), torch.float64)}}
     replay = rl.ReplayBuffer(50, action=1, reward=rl.Field((), torch.float64), **fields)
     first = next(from_minari("test/collected-v0", replay).episodes())
     assert first["obs", "x"].dtype == first["reward"].dtype == first["level"].dtype == torch.float64
 
 
-class TestRoom:
-    """Five steps in episodes of two and three, and a final observation per episode."""
+class TestSpace:
+    """Buffers that are too small for five steps in two episodes, with a final observation per episode."""
 
     @pytest.mark.parametrize(("capacity", "lost"), [(7, 0), (4, 2), (3, 2), (2, 3)])
     def test_a_replay_buffer_says_how_many_steps_did_not_fit(self, capacity: int, lost: int) -> None:
-        dataset = collected()
+        dataset = make_collected()
         replay = rl.ReplayBuffer(capacity, obs={"x": 2}, action=1)
-        for _ in range(2):  # earlier rows do not count
+        # Rows of an earlier read do not count.
+        for _ in range(2):
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 from_minari(dataset, replay)
@@ -151,41 +152,41 @@ class TestRoom:
                 expected = f"from_minari: expected room for 5 steps, got room for {5 - lost}. {lost} steps did not fit"
                 assert message.startswith(expected)
 
-    def test_several_environments_together(self) -> None:
+    def test_the_space_of_several_environments_counts_together(self) -> None:
         replay = rl.ReplayBuffer(4, obs={"x": 2}, action=1, num_envs=2)
         with pytest.warns(rl.DataWarning, match="expected room for 5 steps, got room for 4. 1 step did not fit"):
-            from_minari(collected(), replay)
+            from_minari(make_collected(), replay)
         assert len(replay) == 4
 
-    def test_a_distillation_buffer_says_so_too(self) -> None:
+    def test_a_distillation_buffer_warns_about_steps_that_did_not_fit(self) -> None:
         buffer = rl.DistillationBuffer(4, obs={"x": 2}, action=1)
         buffer.add({"x": np.zeros((3, 2))}, np.zeros((3, 1)))
         with pytest.warns(rl.DataWarning, match="expected room for 5 steps, got room for 4. 1 step did not fit"):
-            from_minari(collected(), buffer)
+            from_minari(make_collected(), buffer)
 
     def test_a_rollout_refuses_before_the_first_step(self) -> None:
         rollout = rl.RolloutBuffer(4, None, obs={"x": 2}, action=1)
         with pytest.raises(rl.BufferFullError, match="from_minari: expected room for 5 steps, got room for 4. 1 step "):
-            from_minari(collected(), rollout)
+            from_minari(make_collected(), rollout)
         assert rollout.num_stored == 0
 
 
 def test_infos_are_chosen_by_name() -> None:
-    replay = from_minari(collected(), infos=("level",))
+    replay = from_minari(make_collected(), infos=("level",))
     assert set(next(replay.episodes())["info"].keys()) == {"level"}
-    assert "info" not in next(from_minari(collected_again(), infos=()).episodes()).keys()
+    assert "info" not in next(from_minari(load_collected(), infos=()).episodes()).keys()
     with pytest.raises(
         rl.SchemaError, match="episode 0: infos: expected 'speed' in every episode, got an episode with deep, level"
     ):
         from_minari("test/collected-v0", infos=("speed",))
 
 
-def collected_again() -> Any:
+def load_collected() -> Any:
     return minari.load_dataset("test/collected-v0")
 
 
-def test_a_buffer_of_the_callers_takes_what_it_declares() -> None:
-    collected()
+def test_the_callers_buffer_gets_the_infos_that_it_declares() -> None:
+    make_collected()
     replay = rl.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"level": ()}, num_envs=2, sampler=rl.Prioritized())
     assert from_minari("test/collected-v0", replay) is replay
     by_env = {int(episode["index"][0]) % 2: episode for episode in replay.episodes()}
@@ -199,8 +200,8 @@ def test_a_buffer_of_the_callers_takes_what_it_declares() -> None:
     assert len(wrong) == 0
 
 
-def test_episodes_stay_apart_in_a_buffer_that_expects_rows_that_reset() -> None:
-    collected()
+def test_episodes_stay_separate_in_a_buffer_with_next_step_autoreset() -> None:
+    make_collected()
     replay = rl.ReplayBuffer(50, obs={"x": 2}, action=1, autoreset="NEXT_STEP", stats=rl.EpisodeStats(None))
     from_minari("test/collected-v0", replay)
     assert [len(episode["index"]) for episode in replay.episodes()] == [2, 3]
@@ -209,7 +210,7 @@ def test_episodes_stay_apart_in_a_buffer_that_expects_rows_that_reset() -> None:
 
 
 def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
-    collected()
+    make_collected()
     rollout = rl.RolloutBuffer(5, None, obs={"x": 2}, action=1, extra={"level": ()})
     from_minari("test/collected-v0", rollout)
     assert rollout["reward"].tolist() == [0, 1, 10, 11, 12]
@@ -227,7 +228,7 @@ def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
 
 
 def test_a_distillation_buffer_takes_observations_and_actions() -> None:
-    collected()
+    make_collected()
     buffer = rl.DistillationBuffer(50, obs={"x": 2}, action=1, extra={"info": {"level": ()}})
     from_minari("test/collected-v0", buffer, infos=("level",))
     rows = buffer[torch.arange(5)]
@@ -236,7 +237,7 @@ def test_a_distillation_buffer_takes_observations_and_actions() -> None:
     assert rows["info", "level"].tolist() == [1.5, 2.5, 11.5, 12.5, 13.5]
 
 
-def test_words_in_infos_are_refused_and_can_be_left_out() -> None:
+def test_texts_in_infos_are_refused_and_can_be_left_out() -> None:
     replay = rl.ReplayBuffer(9, obs=1, action=())
     replay.add([0], 0.0, 0.0, True, False, next_obs=[1])
     dataset = to_minari(replay, "test/words-v0")
@@ -250,20 +251,20 @@ def test_words_in_infos_are_refused_and_can_be_left_out() -> None:
     assert len(from_minari(dataset, infos=())) == 2
 
 
-def test_what_has_no_order_cannot_be_written() -> None:
+def test_unordered_buffers_cannot_be_written() -> None:
     stored = rl.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
     for wrong in (stored, rl.RolloutBuffer(2, None, obs=1, action=()), rl.DistillationBuffer(9, 1)):
         with pytest.raises(rl.SchemaError, match="to_minari: expected a replay buffer in time order"):
             to_minari(wrong, "test/none-v0")  # pyright: ignore[reportArgumentType]
     with pytest.raises(rl.SchemaError, match="dataset: expected a Minari dataset, got int"):
         from_minari(3)
-    collected()
+    make_collected()
     with pytest.raises(rl.SchemaError, match="from_minari: expected a buffer, got dict"):
         from_minari("test/collected-v0", {})
 
 
-def test_what_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    collected()
+def test_long_reads_show_a_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    make_collected()
     monkeypatch.setattr(progress, "_DELAY_SECONDS", -1.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -274,8 +275,8 @@ def test_what_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "5/5" in said
 
 
-def test_a_dataset_is_inspected_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    collected()
+def test_a_dataset_is_inspected_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_collected()
     folder = tmp_path / "minari" / "test" / "collected-v0"
     actual = rl.inspect(folder, html=tmp_path / "page.html").as_dict()
     assert (actual["source"]["kind"], actual["source"]["rows"], actual["source"]["episodes"]) == ("MinariDataset", 5, 2)
@@ -285,22 +286,22 @@ def test_a_dataset_is_inspected_where_it_lies(tmp_path: Path, capsys: pytest.Cap
     assert [fields["obs.x"]["dimensions"][1][name] for name in ("min", "max")] == [-12, 0]
     assert fields["info.deep.er"]["max"] == 13
     assert fields["info.level"]["mean"] == (1.5 + 2.5 + 11.5 + 12.5 + 13.5) / 5
-    assert rl.inspect(collected_again()).as_dict()["fields"] == actual["fields"]
+    assert rl.inspect(load_collected()).as_dict()["fields"] == actual["fields"]
     assert main(["inspect", str(folder)]) == 0
     assert "MinariDataset" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["metadata.json", "main_data.hdf5"])
-def test_a_damaged_dataset_is_said_with_exit_code_one(
+def test_inspecting_a_damaged_dataset_exits_with_one(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = Path(collected().storage.data_path)
+    data = Path(make_collected().storage.data_path)
     (data / damage).write_text('{"data_format": "hdf5"}')
     assert main(["inspect", str(data)]) == 1
     assert capsys.readouterr().err.startswith("relive inspect: ")
 
 
-def test_a_dataset_and_the_buffer_that_it_came_from_look_alike() -> None:
+def test_reports_on_a_buffer_and_on_its_dataset_agree() -> None:
     replay = make_rich_replay()
     mine, theirs = rl.inspect(replay).as_dict(), rl.inspect(to_minari(replay, "test/rich-v0")).as_dict()
     assert mine["episodes"] == theirs["episodes"]

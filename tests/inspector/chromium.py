@@ -67,7 +67,8 @@ class Chromium:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        os.close(self._write)  # the browser ends when its pipe is closed
+        # The browser ends when its pipe is closed.
+        os.close(self._write)
         os.close(self._read)
         try:
             self._process.wait(10)

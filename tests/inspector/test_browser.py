@@ -117,7 +117,7 @@ ALL = [prioritized, rollout, distillation, pictures, unordered, odd_numbers, emp
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_every_page_draws_itself_in_silence(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
+def test_pages_are_drawn_without_console_messages(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, make(), tmp_path)
     assert browser.console == []
     outside = [url for url in browser.requests if not url.startswith("data:")]
@@ -135,7 +135,7 @@ def test_every_page_draws_itself_in_silence(make: Any, browser: chromium.Chromiu
 
 
 @pytest.mark.parametrize("make", [prioritized, rollout, pictures])
-def test_a_narrow_window_is_not_wider_than_itself(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
+def test_the_page_fits_into_a_narrow_window(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, make(), tmp_path)
     browser.resize(360, 800)
     try:
@@ -226,8 +226,9 @@ def test_episodes_can_be_ordered(browser: chromium.Chromium, tmp_path: Path) -> 
     assert browser.run(names) == ["Episode 1", "Episode 3", "Episode 2"]
 
 
-def test_a_bar_of_returns_leads_to_such_an_episode(browser: chromium.Chromium, tmp_path: Path) -> None:
-    opened(browser, walk([2, 3, 4]), tmp_path)  # returns 1, 3, 6
+def test_a_bar_of_returns_opens_an_episode_with_such_a_return(browser: chromium.Chromium, tmp_path: Path) -> None:
+    # The returns of the episodes are 1, 3 and 6.
+    opened(browser, walk([2, 3, 4]), tmp_path)
     browser.run("document.querySelector('#episodes svg').focus()")
     press(browser, "ArrowRight")
     browser.press("Enter", 13)
@@ -266,10 +267,11 @@ def test_light_and_dark_follow_the_system_until_the_reader_chooses(browser: chro
     assert text(browser, "#theme") == "Light"
 
 
-def test_names_from_a_file_are_shown_and_do_nothing(
+def test_hostile_names_are_shown_as_text(
     browser: chromium.Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (fields, observers):  # which refuse such names
+    # Both modules would refuse the name.
+    for module in (fields, observers):
         monkeypatch.setattr(module, "NAME_PATTERN", re.compile(".*"))
     replay = rl.ReplayBuffer(9, obs={HOSTILE: 2}, action=(), stats=rl.EpisodeStats(None, reasons=(HOSTILE,)), seed=0)
     for t in range(4):
@@ -293,7 +295,7 @@ def test_a_script_that_is_not_the_pages_own_is_not_run(browser: chromium.Chromiu
 
 
 @pytest.mark.parametrize("make", [prioritized, pictures])
-def test_everything_that_can_be_used_has_a_name(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
+def test_every_control_has_an_accessible_name(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, make(), tmp_path)
     unnamed = """[...document.querySelectorAll('button, input, select, a, [role=img], nav, section')]
         .filter(x => !(x.getAttribute('aria-label') || x.textContent.trim() || x.getAttribute('aria-labelledby')))
@@ -339,7 +341,7 @@ def test_every_plot_has_named_axes_with_ticks(make: Any, browser: chromium.Chrom
             browser.resize(1200, 900)
 
 
-def test_ticks_stand_where_their_numbers_are(browser: chromium.Chromium, tmp_path: Path) -> None:
+def test_ticks_are_at_the_positions_of_their_numbers(browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, walk([2, 2, 2, 2, 3, 4, 4]), tmp_path)
     lengths = "#episodes figure:nth-child(2)"
     middle = "(b => [b.left + b.width / 2, b.top + b.height / 2])(x.getBoundingClientRect())"
@@ -347,15 +349,15 @@ def test_ticks_stand_where_their_numbers_are(browser: chromium.Chromium, tmp_pat
     across = every(browser, f"{lengths} .ticks span", middle)
     assert [x for x, _ in across] == pytest.approx([x for x, _ in bars], abs=1)
     heights = every(browser, f"{lengths} .yticks span", f"[x.textContent, {middle}[1]]")
-    # four episodes of 2 steps, one of 3, two of 4
+    # Four episodes have 2 steps, one has 3 and two have 4.
     assert [dict(heights)[count] for count in ("4", "1", "2")] == pytest.approx([top for _, top in bars], abs=1.5)
-    # obs[1] of the newest episode goes from 0 to 3
+    # In the newest episode, obs[1] goes from 0 to 3.
     lane = "[...document.querySelectorAll('.lane')].find(x => x.textContent.startsWith('obs[1]'))"
     assert browser.run(f"[...{lane}.querySelectorAll('.yticks span')].map(x => x.textContent)") == ["0", "3"]
     assert every(browser, ".lane.foot .ticks span", "x.textContent") == ["0", "1", "2", "3"]
 
 
-def test_rows_in_no_order_are_counted_in_the_buffer(browser: chromium.Chromium, tmp_path: Path) -> None:
+def test_unordered_rows_are_numbered_by_their_place_in_the_buffer(browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, unordered(), tmp_path)
     browser.run("document.querySelector('.list li:last-child button').click()")
     assert text(browser, ".stage h3") == "Rows 86 to 149"
@@ -381,7 +383,7 @@ def test_arrow_keys_step_as_soon_as_the_page_is_open(browser: chromium.Chromium,
     assert text(browser, ".stage h3") == "Episode 1"
 
 
-def test_an_empty_buffer_is_said_to_be_empty(browser: chromium.Chromium, tmp_path: Path) -> None:
+def test_the_page_of_an_empty_buffer_warns(browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, empty(), tmp_path)
     assert text(browser, ".warnings") == "ReplayBuffer is empty: it holds no transitions."
     assert "Nothing looks odd" not in text(browser, "main")
