@@ -59,6 +59,12 @@ def test_a_full_disk_is_refused_at_construction(tmp_path: Path, monkeypatch: pyt
         rl.ReplayBuffer(1000, 4, 1, device=rl.Memory.disk(tmp_path / "disk"))
 
 
+def test_the_message_of_a_full_memory_names_its_own_description() -> None:
+    memory = rl.Memory(torch.device("cpu"), free_bytes=lambda: 1000, free_of="the memory of the board")
+    with pytest.raises(MemoryError, match="capacity: expected at most 1,000 bytes, the memory of the board, got"):
+        rl.ReplayBuffer(1000, 4, 1, device=memory)
+
+
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 def test_flags_per_agent_are_refused(backend: str, flag: str) -> None:
     obs, each = {"fox": [0.0], "hare": [0.0]}, {"fox": 0.0, "hare": 0.0}

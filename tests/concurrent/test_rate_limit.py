@@ -99,7 +99,7 @@ def test_processes_keep_the_ratio() -> None:
     process.start()
     for _ in range(20):
         limit.sample(15)
-        assert limit.waits_for("sample", 1) is None or limit.inserted <= 110
+        assert limit.waits_for(kind="sample", rows=1) is None or limit.inserted <= 110
     process.join(60)
     assert process.exitcode == 0
     assert (limit.inserted, limit.sampled) == (110, 300)

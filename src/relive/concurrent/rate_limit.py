@@ -178,19 +178,19 @@ class RateLimit:
         finally:
             self.replay._num_admitted = None
 
-    def waits_for(self, side: Literal["insert", "sample"], rows: int) -> str | None:
+    def waits_for(self, kind: Literal["insert", "sample"], rows: int) -> str | None:
         """Return why a call of `rows` rows would wait now, as a sentence; None if it would not wait."""
         num_stored = len(self.replay)
-        if side == "sample" and num_stored < self.min_size:
+        if kind == "sample" and num_stored < self.min_size:
             return f"Sampling begins with {self.min_size} stored transitions, and there are {num_stored}: add more."
         surplus = self.samples_per_insert * (self.inserted - self.min_size) - self.sampled
         counts = (
             f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
         )
-        if side == "insert" and surplus + self.samples_per_insert * rows > self.tolerance:
+        if kind == "insert" and surplus + self.samples_per_insert * rows > self.tolerance:
             # Inserts need not wait before sampling may begin.
             return None if num_stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
-        if side == "sample" and surplus - rows < -self.tolerance:
+        if kind == "sample" and surplus - rows < -self.tolerance:
             return f"Samples are ahead ({counts}): add more."
         return None
 

@@ -105,7 +105,7 @@ class Memory:
             memory of this process.
         free_bytes: function that returns the number of free bytes, or None where the system does not report it.
         name: expression that makes this memory, for messages.
-        free_space: description of the bytes that `free_bytes` counts, for messages.
+        free_of: description of the bytes that `free_bytes` counts, for messages.
 
     >>> Memory.of("cpu"), Memory.shared()
     (Memory.of('cpu'), Memory.shared())
@@ -116,7 +116,7 @@ class Memory:
     allocator: Callable[[Any], Allocator] | None = None
     free_bytes: Callable[[], int | None] | None = None
     name: str = ""
-    free_space: str = _HOST_MEMORY
+    free_of: str = _HOST_MEMORY
 
     @property
     def is_shared(self) -> bool:
@@ -190,7 +190,7 @@ class Memory:
         elif self.device.type == "cpu" and (available := available_bytes()) is not None:
             free_bytes = max(available - unwritten_bytes(), 0)
         remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
-        _require_free(nbytes, free_bytes, where, remedy, self.free_space)
+        _require_free(nbytes, free_bytes, where, remedy, self.free_of)
 
 
 _MAPPED_BYTES = 1 << 15

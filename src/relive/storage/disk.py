@@ -106,7 +106,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
         allocator=make_allocator,
         free_bytes=free_bytes,
         name=f"Memory.disk({str(root)!r}{option})",
-        free_space=f"the free space of the disk of {root}",
+        free_of=f"the free space of the disk of {root}",
     )
 
 
