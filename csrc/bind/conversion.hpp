@@ -1,7 +1,7 @@
 // Views of the memory of Python objects, and torch tensors made from memory.
 //
-// torch tensors are read through DLPack's C exchange API (torch 2.10 and later), numpy arrays directly, and other objects
-// through the buffer protocol. Values are not converted and errors not explained here: reading returns false for anything
+// torch tensors are read and made through DLPack: by its C exchange API (torch 2.10 and later), otherwise by capsules. numpy
+// arrays are read directly, and other objects through the buffer protocol. Values are not converted and errors not explained here: reading returns false for anything
 // but a plain CPU array, and Python then converts the object or raises. An `Array` holds the buffer of its object, because
 // an exporter may otherwise resize or free the memory.
 #pragma once
@@ -44,6 +44,13 @@ struct ManagedTensor {
     void (*deleter)(ManagedTensor*);
     uint64_t flags;
     Tensor tensor;
+};
+
+// The content of a capsule "dltensor".
+struct CapsuleTensor {
+    Tensor tensor;
+    void* context;
+    void (*deleter)(CapsuleTensor*);
 };
 
 // The function table at `torch.Tensor.__dlpack_c_exchange_api__`.
@@ -173,6 +180,11 @@ public:
             if (api_ && (api_->version.major != 1 || !api_->borrow)) api_ = nullptr;
         }
         PyErr_Clear();
+        PyObject* module = PyImport_ImportModule("torch.utils.dlpack");
+        to_dlpack_ = module ? PyObject_GetAttrString(module, "to_dlpack") : nullptr;
+        from_dlpack_ = module ? PyObject_GetAttrString(module, "from_dlpack") : nullptr;
+        Py_XDECREF(module);
+        PyErr_Clear();
     }
 
     // Set numpy.ndarray. Arrays are read directly if that gives the same views as the buffer protocol for all `probes`.
@@ -197,34 +209,69 @@ public:
     bool read(PyObject* object, Array& out) const {
         PyTypeObject* type = Py_TYPE(object);
         if (reinterpret_cast<PyObject*>(type) == tensor_type_ || reinterpret_cast<PyObject*>(type) == parameter_type_)
-            return exchange() && read_tensor(object, out);
+            return read_tensor(object, out);
         if (reinterpret_cast<PyObject*>(type) == array_type_ && numpy::read(object, out)) return true;
         return read_buffer(object, out);
     }
 
     // Return the address of a torch tensor, or null if the tensor is not in host memory.
     const char* get_address(PyObject* tensor) const {
-        dlpack::Tensor t;
-        if (exchange() && api_->borrow(tensor, &t) == 0)
-            return t.device.type == dlpack::kCPU ? static_cast<const char*>(t.data) + t.byte_offset : nullptr;
-        PyErr_Clear();
-        return nullptr;
+        const char* address = nullptr;
+        borrow(tensor, [&](const dlpack::Tensor& t) {
+            if (t.device.type == dlpack::kCPU) address = static_cast<const char*>(t.data) + t.byte_offset;
+            return true;
+        });
+        return address;
     }
 
     // Make a torch tensor that takes over the memory. Returns a new reference, or null with a Python error set.
     PyObject* adopt(dlpack::ManagedTensor* tensor) const {
         void* object = nullptr;
-        if (!api_) {
-            tensor->deleter(tensor);
-            PyErr_SetString(PyExc_RuntimeError, "out: expected arrays for the results, got none, and this torch cannot take tensors");
-            return nullptr;
-        }
-        return api_->to_object(tensor, &object) == 0 ? static_cast<PyObject*>(object) : nullptr;
+        if (exchange()) return api_->to_object(tensor, &object) == 0 ? static_cast<PyObject*>(object) : nullptr;
+        auto* content = new dlpack::CapsuleTensor{tensor->tensor, tensor, delete_tensor};
+        PyObject* capsule = PyCapsule_New(content, kCapsule, delete_capsule);
+        if (!capsule) return delete_tensor(content), nullptr;
+        PyObject* result = PyObject_CallOneArg(from_dlpack_, capsule);
+        Py_DECREF(capsule);
+        return result;
     }
 
 private:
     static bool are_equal(const Array& a, const Array& b) {
         return a.data == b.data && a.dtype == b.dtype && same_shape(a, b) && std::equal(a.strides, a.strides + a.ndim, b.strides);
+    }
+
+    static constexpr const char* kCapsule = "dltensor";
+
+    static void delete_tensor(dlpack::CapsuleTensor* tensor) {
+        auto* managed = static_cast<dlpack::ManagedTensor*>(tensor->context);
+        managed->deleter(managed);
+        delete tensor;
+    }
+
+    // A capsule that torch has taken over has another name.
+    static void delete_capsule(PyObject* capsule) {
+        if (!PyCapsule_IsValid(capsule, kCapsule)) return;
+        auto* tensor = static_cast<dlpack::CapsuleTensor*>(PyCapsule_GetPointer(capsule, kCapsule));
+        tensor->deleter(tensor);
+    }
+
+    // Return `visit(tensor)` for the DLPack description of a torch tensor, or false, without a Python error, for a tensor
+    // without one, such as a meta or sparse tensor.
+    template <class Visit>
+    bool borrow(PyObject* object, Visit visit) const {
+        dlpack::Tensor tensor;
+        if (exchange()) {
+            if (api_->borrow(object, &tensor) == 0) return visit(tensor);
+            PyErr_Clear();
+            return false;
+        }
+        PyObject* capsule = PyObject_CallOneArg(to_dlpack_, object);
+        auto* description = capsule ? static_cast<dlpack::CapsuleTensor*>(PyCapsule_GetPointer(capsule, kCapsule)) : nullptr;
+        const bool result = description && visit(description->tensor);
+        Py_XDECREF(capsule);
+        PyErr_Clear();
+        return result;
     }
 
     static bool truth(PyObject* object, PyObject* method) {
@@ -236,12 +283,10 @@ private:
     }
 
     bool read_tensor(PyObject* object, Array& out) const {
-        dlpack::Tensor t;
-        // `borrow` fails for meta and sparse tensors.
-        if (api_->borrow(object, &t) != 0) {
-            PyErr_Clear();
-            return false;
-        }
+        return borrow(object, [&](const dlpack::Tensor& t) { return read_description(object, t, out); });
+    }
+
+    bool read_description(PyObject* object, const dlpack::Tensor& t, Array& out) const {
         if (t.device.type != dlpack::kCPU || t.ndim > kMaxDims || t.dtype.lanes != 1) return false;
         if (t.ndim > 0 && !t.strides) return false;
         // The memory of a lazily negated or conjugated tensor is not its value.
@@ -314,6 +359,8 @@ private:
     PyObject* array_type_ = nullptr;
     PyObject* is_neg_ = nullptr;
     PyObject* is_conj_ = nullptr;
+    PyObject* to_dlpack_ = nullptr;
+    PyObject* from_dlpack_ = nullptr;
     dlpack::ExchangeApi* api_ = nullptr;
     bool exchange_on_ = true;
 };

@@ -1,7 +1,7 @@
 // gae, lambda_return, n_step_return, vtrace: check arguments, allocate outputs, call the reverse scan.
 //
-// Every function takes its tensors (and a mask or None), its numbers, and `out`: None, or the arrays to write if tensors
-// cannot be made from C. It returns None if an argument does not fit exactly; Python then converts it or raises.
+// Every function takes its tensors (and a mask or None) and its numbers. It returns None if an argument does not fit
+// exactly; Python then converts the argument or raises.
 #include <nanobind/nanobind.h>
 
 #include <memory>
@@ -54,7 +54,7 @@ bool as_columns(const Array& array, View<T>& out) {
 struct Tensors {
     nb::handle reward, value, next_value, ratio, terminated, truncated, mask;
 
-    // Whether a buffer was passed instead of a tensor. Buffers are accepted only together with `out`.
+    // Whether an argument is no tensor but an object with a buffer, which the estimators refuse.
     bool have_buffer() const {
         for (nb::handle object : {reward, value, next_value, ratio, terminated, truncated, mask})
             if (object.is_valid() && PyObject_CheckBuffer(object.ptr())) return true;
@@ -97,29 +97,21 @@ bool allocate_history(Job<T>& job, std::unique_ptr<char[]>& memory) {
     return true;
 }
 
-// Make `count` outputs: new tensors, or the arrays in `out`. Returns null if that is impossible.
+// Make `count` tensors for the outputs. Returns one tensor, or a tuple of two.
 template <class T>
-nb::object make_outputs(int count, const Array& reward, nb::handle out, Job<T>& job, Array* held) {
-    View<T>* views[] = {&job.first, &job.second};
-    nb::object results[2];
+nb::object make_outputs(int count, const Array& reward, Job<T>& job) {
     TensorPlans plans;
-    nb::list tensors;
-    if (out.is_none()) {
-        if (!conversion().exchange()) return {};
-        for (int i = 0; i < count; ++i) plans.add(reward.dtype, reward.ndim, reward.shape);
-        tensors = make_tensors(plans);
-    }
-    for (int i = 0; i < count; ++i) {
-        results[i] = out.is_none() ? nb::object(tensors[static_cast<size_t>(i)]) : nb::borrow(out[i]);
-        if (out.is_none()) *views[i] = {reinterpret_cast<T*>(plans.data(static_cast<size_t>(i))), job.columns, 1};
-        else if (!read_like(results[i], reward, reward.dtype, *views[i], held[i]) || !held[i].is_writable) return {};
-    }
-    return count == 1 ? results[0] : nb::object(nb::make_tuple(results[0], results[1]));
+    for (int i = 0; i < count; ++i) plans.add(reward.dtype, reward.ndim, reward.shape);
+    const nb::list tensors = make_tensors(plans);
+    job.first = {plans.as<T>(0), job.columns, 1};
+    if (count == 1) return tensors[0];
+    job.second = {plans.as<T>(1), job.columns, 1};
+    return nb::make_tuple(tensors[0], tensors[1]);
 }
 
 template <class T>
 nb::object estimate_as(void (*kernel)(const Job<T>&) noexcept, int outputs, const Tensors& tensors, const Array& reward,
-                       const Settings& settings, nb::handle out) {
+                       const Settings& settings) {
     Job<T> job{};
     job.steps = reward.shape[0];
     job.columns = 1;
@@ -129,11 +121,10 @@ nb::object estimate_as(void (*kernel)(const Job<T>&) noexcept, int outputs, cons
     job.rho_bar = static_cast<T>(settings.rho_bar);
     job.c_bar = static_cast<T>(settings.c_bar);
     job.n = settings.n;
-    Array inputs[6], targets[2];
+    Array inputs[6];
     std::unique_ptr<char[]> history;
     if (!read_tensors(tensors, reward, job, inputs) || !allocate_history(job, history)) return nb::none();
-    nb::object results = make_outputs(outputs, reward, out, job, targets);
-    if (!results.is_valid()) return nb::none();
+    nb::object results = make_outputs(outputs, reward, job);
     {
         const MaybeReleased released(job.steps * job.columns * int64_t{5 * sizeof(T)}, kScanReleaseBytes);
         kernel(job);
@@ -141,33 +132,33 @@ nb::object estimate_as(void (*kernel)(const Job<T>&) noexcept, int outputs, cons
     return results;
 }
 
-nb::object estimate(scan::Kernels kernels, int outputs, const Tensors& tensors, const Settings& settings, nb::handle out) {
+nb::object estimate(scan::Kernels kernels, int outputs, const Tensors& tensors, const Settings& settings) {
     Array reward;
-    if (out.is_none() && tensors.have_buffer()) return nb::none();
+    if (tensors.have_buffer()) return nb::none();
     if (!conversion().read(tensors.reward.ptr(), reward) || reward.ndim == 0) return nb::none();
-    if (reward.dtype == kFloat32) return estimate_as(kernels.f32, outputs, tensors, reward, settings, out);
-    if (reward.dtype == kFloat64) return estimate_as(kernels.f64, outputs, tensors, reward, settings, out);
+    if (reward.dtype == kFloat32) return estimate_as(kernels.f32, outputs, tensors, reward, settings);
+    if (reward.dtype == kFloat64) return estimate_as(kernels.f64, outputs, tensors, reward, settings);
     return nb::none();
 }
 
 nb::object gae(nb::handle reward, nb::handle value, nb::handle next_value, nb::handle terminated, nb::handle truncated,
-               nb::handle mask, nb::handle gamma, nb::handle lam, nb::handle out) {
+               nb::handle mask, nb::handle gamma, nb::handle lam) {
     const Tensors tensors{reward, value, next_value, {}, terminated, truncated, mask};
     Settings settings;
     if (!read_fraction(gamma, settings.gamma) || !read_fraction(lam, settings.lam)) return nb::none();
-    return estimate(table().gae, 2, tensors, settings, out);
+    return estimate(table().gae, 2, tensors, settings);
 }
 
 nb::object lambda_return(nb::handle reward, nb::handle next_value, nb::handle terminated, nb::handle truncated,
-                         nb::handle mask, nb::handle gamma, nb::handle lam, nb::handle out) {
+                         nb::handle mask, nb::handle gamma, nb::handle lam) {
     const Tensors tensors{reward, {}, next_value, {}, terminated, truncated, mask};
     Settings settings;
     if (!read_fraction(gamma, settings.gamma) || !read_fraction(lam, settings.lam)) return nb::none();
-    return estimate(table().lambda_return, 1, tensors, settings, out);
+    return estimate(table().lambda_return, 1, tensors, settings);
 }
 
 nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle terminated, nb::handle truncated,
-                         nb::handle mask, nb::handle gamma, nb::handle n, nb::handle out) {
+                         nb::handle mask, nb::handle gamma, nb::handle n) {
     const Tensors tensors{reward, {}, next_value, {}, terminated, truncated, mask};
     Settings settings;
     double steps = 0;
@@ -177,21 +168,21 @@ nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle te
     // Every window ends at the last row or earlier, so the returns are Monte-Carlo returns.
     if (steps >= static_cast<double>(array.shape[0])) {
         settings.lam = 1;
-        return estimate(table().lambda_return, 1, tensors, settings, out);
+        return estimate(table().lambda_return, 1, tensors, settings);
     }
     settings.n = static_cast<int64_t>(steps);
-    return estimate(table().n_step_return, 1, tensors, settings, out);
+    return estimate(table().n_step_return, 1, tensors, settings);
 }
 
 nb::object vtrace(nb::handle ratio, nb::handle reward, nb::handle value, nb::handle next_value, nb::handle terminated,
                   nb::handle truncated, nb::handle mask, nb::handle gamma, nb::handle lam, nb::handle rho_bar,
-                  nb::handle c_bar, nb::handle out) {
+                  nb::handle c_bar) {
     const Tensors tensors{reward, value, next_value, ratio, terminated, truncated, mask};
     Settings settings;
     if (!read_fraction(gamma, settings.gamma) || !read_fraction(lam, settings.lam) || !read_positive(rho_bar, settings.rho_bar) ||
         !read_positive(c_bar, settings.c_bar))
         return nb::none();
-    return estimate(table().vtrace, 2, tensors, settings, out);
+    return estimate(table().vtrace, 2, tensors, settings);
 }
 
 // Bind a function that accepts None for every argument, because the caller in Python raises the errors.

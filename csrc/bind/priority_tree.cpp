@@ -55,18 +55,20 @@ public:
         return true;
     }
 
-    nb::object get(nb::handle leaves, nb::object out) const {
+    nb::object get(nb::handle leaves) const {
         Array index;
+        nb::object out;
         if (!read_vector(leaves, kInt64, index)) return nb::none();
         check_leaves(index, 0);
-        tree.get(target<double>(out, kFloat64, index.shape[0]), index.as<int64_t>(), index.shape[0]);
+        tree.get(make_vector<double>(out, kFloat64, index.shape[0]), index.as<int64_t>(), index.shape[0]);
         return out;
     }
 
     // Draw `count` leaves. Returns None if every priority is zero.
-    nb::object draw(int64_t count, nb::handle capsule, nb::object out) const {
+    nb::object draw(int64_t count, nb::handle capsule) const {
+        nb::object out;
         if (!can_draw(count)) return nb::none();
-        draw_into(target<int64_t>(out, kInt64, count), nullptr, count, capsule);
+        draw_into(make_vector<int64_t>(out, kInt64, count), nullptr, count, capsule);
         return out;
     }
 
@@ -158,12 +160,11 @@ private:
 }
 
 void bind_priority_tree(nb::module_& m) {
-    const auto none = nb::none();
     nb::class_<BoundTree>(m, "PriorityTree")
         .def(nb::init<nb::tuple, int64_t>())
         .def("set", &BoundTree::set)
-        .def("get", &BoundTree::get, nb::arg("leaves"), nb::arg("out").none() = none)
-        .def("draw", &BoundTree::draw, nb::arg("count"), nb::arg("capsule"), nb::arg("out").none() = none)
+        .def("get", &BoundTree::get)
+        .def("draw", &BoundTree::draw)
         .def("draw_weighted", &BoundTree::draw_weighted)
         .def("update", &BoundTree::update)
         .def("mark", &BoundTree::mark)

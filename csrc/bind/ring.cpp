@@ -198,19 +198,21 @@ public:
         return memory_.ring.is_valid(flags(memory_.terminated), flags(memory_.truncated), !memory_.rewritable.leaves.empty());
     }
 
-    // Draw `count` slots of transitions uniformly with replacement, into a new tensor or `out`. Returns None if transitions
-    // are too rare to find by chance.
-    nb::object draw(int64_t count, nb::handle capsule, nb::object out) const {
-        auto* slots = target<int64_t>(out, kInt64, count);
+    // Draw `count` slots of transitions uniformly with replacement. Returns None if transitions are too rare to find by
+    // chance.
+    nb::object draw(int64_t count, nb::handle capsule) const {
+        nb::object out;
+        auto* slots = make_vector<int64_t>(out, kInt64, count);
         return memory_.ring.draw(count, read_generator(capsule), slots) ? out : nb::none();
     }
 
     // Call a method of the ring for each slot: row id, or number of following or preceding transitions of the episode. A
     // slot of -1 gives -1.
     template <int64_t (Ring::*kMethod)(int64_t) const>
-    nb::object map_slots(nb::handle slots, nb::object out) const {
+    nb::object map_slots(nb::handle slots) const {
         const Array in = read_slots(slots, memory_, -1);
-        auto* results = target<int64_t>(out, kInt64, in.shape[0]);
+        nb::object out;
+        auto* results = make_vector<int64_t>(out, kInt64, in.shape[0]);
         const Ring& ring = memory_.ring;
         for (int64_t i = 0; i < in.shape[0]; ++i) {
             const int64_t slot = in.as<int64_t>()[i];
@@ -221,9 +223,10 @@ public:
 
     // Return the slots of row ids, -1 for rows that can no longer be sampled; or the position of the first id that was
     // never issued to a transition.
-    nb::object locate(nb::handle ids, nb::object out) const {
+    nb::object locate(nb::handle ids) const {
         const Array in = read_index(ids);
-        auto* slots = target<int64_t>(out, kInt64, in.shape[0]);
+        nb::object out;
+        auto* slots = make_vector<int64_t>(out, kInt64, in.shape[0]);
         const int64_t bad = memory_.ring.locate(in.as<int64_t>(), in.shape[0], slots);
         return bad < 0 ? out : nb::object(nb::int_(bad));
     }
@@ -519,11 +522,11 @@ void bind_ring(nb::module_& m) {
         .def_static("write_behind", &start_writing)
         .def("is_valid", &BoundRing::is_valid)
         .def("stored", &BoundRing::stored)
-        .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
-        .def("ids", &BoundRing::map_slots<&Ring::get_id>, nb::arg(), nb::arg().none())
-        .def("count_following", &BoundRing::map_slots<&Ring::count_following>, nb::arg(), nb::arg().none())
-        .def("count_preceding", &BoundRing::map_slots<&Ring::count_preceding>, nb::arg(), nb::arg().none())
-        .def("locate", &BoundRing::locate, nb::arg(), nb::arg().none())
+        .def("draw", &BoundRing::draw)
+        .def("ids", &BoundRing::map_slots<&Ring::get_id>)
+        .def("count_following", &BoundRing::map_slots<&Ring::count_following>)
+        .def("count_preceding", &BoundRing::map_slots<&Ring::count_preceding>)
+        .def("locate", &BoundRing::locate)
         .def("holds", &BoundRing::holds)
         .def("fetch", &BoundRing::fetch)
         .def("stack", &BoundRing::stack);

@@ -188,8 +188,8 @@ void shuffle_index(nb::handle index, nb::handle capsule) {
 nb::object permutation(int64_t count, nb::handle capsule) {
     if (count >= kMaxShuffled) refuse("count: expected less than 2^32, got ", count);
     const BitGenerator& random = read_generator(capsule);
-    nb::object tensor = nb::none();
-    auto* numbers = target<int64_t>(tensor, kInt64, count);
+    nb::object tensor;
+    auto* numbers = make_vector<int64_t>(tensor, kInt64, count);
     MaybeReleased released(count * 8);
     std::iota(numbers, numbers + count, int64_t{0});
     shuffle(numbers, count, random);

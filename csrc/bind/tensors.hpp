@@ -96,14 +96,13 @@ inline nb::list make_tensors(TensorPlans& plans) {
     return out;
 }
 
-// Return memory for `count` numbers: that of `out`, or that of a new tensor if `out` is None.
+// Make a tensor of `count` numbers and return its memory.
 template <class T>
-T* target(nb::object& out, DataType dtype, int64_t count) {
+T* make_vector(nb::object& tensor, DataType dtype, int64_t count) {
     check_count(count);
-    if (!out.is_none()) return read_memory<T>(out, dtype, count, "out");
     TensorPlans plans;
     plans.add(dtype, 1, &count);
-    out = make_tensors(plans)[0];
+    tensor = make_tensors(plans)[0];
     return plans.as<T>(0);
 }
 

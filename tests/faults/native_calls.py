@@ -356,8 +356,8 @@ class PriorityTree(Subject):
 
         return {
             "set": put,
-            "get": lambda: (some(), None),
-            "draw": lambda: (near.randrange(600), bits(near), None),
+            "get": lambda: (some(),),
+            "draw": lambda: (near.randrange(600), bits(near)),
             "draw_weighted": lambda: (near.randrange(600), bits(near), 0.4, near.random() < 0.5),
             "update": update,
             "mark": lambda: (touched(), 1.0),
@@ -477,11 +477,11 @@ class RingMemory(Subject):
             "watch_cuts": lambda: (True,),
             "is_valid": tuple,
             "stored": tuple,
-            "draw": lambda: (near.randrange(40), bits(near), None),
-            "ids": lambda: (rows(-1), None),
-            "count_following": lambda: (rows(-1), None),
-            "count_preceding": lambda: (rows(-1), None),
-            "locate": lambda: (ints(near, near.randrange(6), 20), None),
+            "draw": lambda: (near.randrange(40), bits(near)),
+            "ids": lambda: (rows(-1),),
+            "count_following": lambda: (rows(-1),),
+            "count_preceding": lambda: (rows(-1),),
+            "locate": lambda: (ints(near, near.randrange(6), 20),),
             "holds": holds,
             "stack": stack,
         }
@@ -607,14 +607,7 @@ def rollout(near: Near, numbers: int, *settings: Any) -> Arguments:
     dtype = near.choice((torch.float32, torch.float64))
     tensors = [torch.rand(shape, dtype=dtype) for _ in range(numbers)]
     mask = flags(near, *shape) if near.random() < 0.5 else None
-    return (*tensors, flags(near, *shape), flags(near, *shape), mask, *settings, None)
-
-
-def choose_arguments(near: Near, arguments: Arguments, outputs: int) -> Arguments:
-    """Return valid arguments of an estimator; half of the calls also pass arrays for the results."""
-    if near.random() < 0.5:
-        return arguments
-    return (*arguments[:-1], tuple(torch.zeros_like(arguments[0]) for _ in range(outputs)))
+    return (*tensors, flags(near, *shape), flags(near, *shape), mask, *settings)
 
 
 FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
@@ -632,10 +625,10 @@ FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
     "reads": lambda _: ([torch.zeros(3), torch.zeros(2, dtype=torch.int64)],),
     "shuffle": lambda near: (ints(near, near.randrange(6), 9), bits(near)),
     "permutation": lambda near: (near.randrange(50), bits(near)),
-    "gae": lambda near: choose_arguments(near, rollout(near, 3, 0.9, 0.8), 2),
-    "lambda_return": lambda near: choose_arguments(near, rollout(near, 2, 0.9, 0.8), 1),
-    "n_step_return": lambda near: choose_arguments(near, rollout(near, 2, 0.9, near.randrange(1, 5)), 1),
-    "vtrace": lambda near: choose_arguments(near, rollout(near, 4, 0.9, 0.8, 1.0, 1.0), 2),
+    "gae": lambda near: rollout(near, 3, 0.9, 0.8),
+    "lambda_return": lambda near: rollout(near, 2, 0.9, 0.8),
+    "n_step_return": lambda near: rollout(near, 2, 0.9, near.randrange(1, 5)),
+    "vtrace": lambda near: rollout(near, 4, 0.9, 0.8, 1.0, 1.0),
 }
 
 

@@ -39,7 +39,7 @@ def torn_rows(rows: Any) -> list[int]:
 
 def write_without_journal(ring: Any, memory: Any) -> Any:
     """For a canary: replaces `native_backend._make_write_back` and omits the journal."""
-    return kernels.core().WriteBack(ring.memory, list(memory.mutable), memory.mutable_checksums, None)
+    return kernels.native().WriteBack(ring.memory, list(memory.mutable), memory.mutable_checksums, None)
 
 
 def rewrite_until_killed(where: Handle | Path, counts: Path, careless: bool) -> None:

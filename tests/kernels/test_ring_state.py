@@ -39,24 +39,19 @@ def make_columns() -> list[torch.Tensor]:
 
 
 def make_ring(state: dict[str, Any]) -> Any:
-    leaves = [kernels.native_argument(column) for column in make_columns()]
-    return kernels.native().RingMemory(leaves, [None] * 4, [0], [], state, SLOTS, False, False, False, 1, 2, 3)
+    return kernels.native().RingMemory(make_columns(), [None] * 4, [0], [], state, SLOTS, False, False, False, 1, 2, 3)
 
 
 def make_step(t: int) -> tuple[Any, ...]:
     """Return the arguments of a write: in both environments observation t leads to t + 1."""
     obs, ends = torch.full((ENVS,), float(t)), torch.zeros(ENVS, dtype=torch.bool)
     leaves, nexts = (obs, obs, ends, ends), (obs + 1,)
-    return tuple(map(kernels.native_argument, leaves)), tuple(map(kernels.native_argument, nexts)), None, 1, False, None
-
-
-def as_arguments(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: kernels.native_argument(array) for name, array in state.items()}
+    return leaves, nexts, None, 1, False, None
 
 
 def test_arrays_by_name_are_written_whatever_their_order() -> None:
     state = make_zeros(SHAPES)
-    ring = make_ring(as_arguments(dict(reversed(state.items()))))
+    ring = make_ring(dict(reversed(state.items())))
     assert [ring.write(*make_step(t)) for t in range(2)] == [-1, -1]
     assert state["head"].tolist() == [2, 2]
     assert state["count"].tolist() == [2, 2]
@@ -67,7 +62,7 @@ def test_arrays_by_name_are_written_whatever_their_order() -> None:
 
 def test_arrays_that_only_durable_memory_keeps_are_written_too() -> None:
     state = make_zeros(SHAPES | OPTIONAL_SHAPES)
-    ring = make_ring(as_arguments(state))
+    ring = make_ring(state)
     assert [ring.write(*make_step(t)) for t in (0, 1, 7)] == [-1, -1, -1]
     assert state["seals"].count_nonzero() > 0
 
@@ -75,13 +70,13 @@ def test_arrays_that_only_durable_memory_keeps_are_written_too() -> None:
 def test_arrays_that_only_durable_memory_keeps_may_be_none_or_missing() -> None:
     for optional_arrays in ({}, {"journal": None, "seals": None}):
         state = make_zeros(SHAPES)
-        assert make_ring(as_arguments(state) | optional_arrays).write(*make_step(0)) == -1
+        assert make_ring(state | optional_arrays).write(*make_step(0)) == -1
         assert state["head"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_missing_array_is_named(name: str) -> None:
-    state = as_arguments(make_zeros(SHAPES))
+    state = make_zeros(SHAPES)
     del state[name]
     with pytest.raises(ValueError, match=f"state: expected an array {name}, got none"):
         make_ring(state)
@@ -89,7 +84,7 @@ def test_a_missing_array_is_named(name: str) -> None:
 
 def test_an_unknown_array_is_named() -> None:
     with pytest.raises(ValueError, match="state: .* got heads"):
-        make_ring(as_arguments(make_zeros(SHAPES | {"heads": (PER_ENV, torch.int64)})))
+        make_ring(make_zeros(SHAPES | {"heads": (PER_ENV, torch.int64)}))
 
 
 @pytest.mark.parametrize("name", [*SHAPES, *OPTIONAL_SHAPES])
@@ -97,11 +92,11 @@ def test_an_array_of_another_size_is_named(name: str) -> None:
     state = make_zeros(SHAPES | OPTIONAL_SHAPES)
     state[name] = state[name][:-1].contiguous()
     with pytest.raises(ValueError, match=f"{name}: expected .* elements"):
-        make_ring(as_arguments(state))
+        make_ring(state)
 
 
 def test_the_ring_keeps_its_arrays_alive_when_the_caller_changes_its_dict() -> None:
-    state = as_arguments(make_zeros(SHAPES))
+    state = make_zeros(SHAPES)
     arrays = [weakref.ref(array) for array in state.values()]
     ring = make_ring(state)
     state.clear()

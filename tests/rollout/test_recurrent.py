@@ -299,7 +299,6 @@ class TestBatches:
 
 
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
-@pytest.mark.skipif(not kernels.exchange(), reason="torch before 2.10: the core reads numpy arrays only")
 def test_the_native_border_checks_what_it_is_given() -> None:
     native = kernels.native()
     ends, starting = torch.zeros(3, 2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)

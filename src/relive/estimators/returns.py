@@ -36,7 +36,7 @@ def gae(
         mask: bool, like terminated; rows where it is False are not transitions: they are not read and are 0 in both
             results, and the row before bootstraps from its own next_value.
     """
-    result = _native_result("gae", reward, value, next_value, terminated, truncated, mask, gamma, lam, None)
+    result = _native_result("gae", reward, value, next_value, terminated, truncated, mask, gamma, lam)
     if result is not None:
         return result
     settings = (check_fraction("gamma", gamma), check_fraction("lam", lam))
@@ -46,7 +46,7 @@ def gae(
         mask,
         cast=False,
     )
-    return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
+    return kernels.estimate("gae", [*values, *flags, mask], settings)
 
 
 def vtrace(
@@ -78,7 +78,7 @@ def vtrace(
     """
     if type(log_ratio) is Tensor and log_ratio.layout == torch.strided and not torch.compiler.is_compiling():
         ratio = log_ratio.detach().exp()
-        arguments = (reward, value, next_value, terminated, truncated, mask, gamma, lam, rho_bar, c_bar, None)
+        arguments = (reward, value, next_value, terminated, truncated, mask, gamma, lam, rho_bar, c_bar)
         result = _native_result("vtrace", ratio, *arguments)
         if result is not None:
             return result
@@ -89,7 +89,7 @@ def vtrace(
         {"terminated": terminated, "truncated": truncated},
         mask,
     )
-    return kernels.estimate("vtrace", 2, [log_ratio.exp(), reward, *values, *flags, mask], settings)
+    return kernels.estimate("vtrace", [log_ratio.exp(), reward, *values, *flags, mask], settings)
 
 
 def lambda_return(
@@ -113,7 +113,7 @@ def lambda_return(
         gamma: discount γ in [0, 1].
         lam: λ in [0, 1].
     """
-    result = _native_result("lambda_return", reward, next_value, terminated, truncated, mask, gamma, lam, None)
+    result = _native_result("lambda_return", reward, next_value, terminated, truncated, mask, gamma, lam)
     if result is not None:
         return result
     settings = (check_fraction("gamma", gamma), check_fraction("lam", lam))
@@ -140,7 +140,7 @@ def n_step_return(
         gamma: discount γ in [0, 1].
         n: the number of steps to sum, at least 1.
     """
-    result = _native_result("n_step_return", reward, next_value, terminated, truncated, mask, gamma, n, None)
+    result = _native_result("n_step_return", reward, next_value, terminated, truncated, mask, gamma, n)
     if result is not None:
         return result
     settings = (check_fraction("gamma", gamma), check_int("n", n, min=1, remedy="Pass the number of steps to sum."))
@@ -156,7 +156,7 @@ def _estimate_return(
         mask,
         cast=False,
     )
-    return kernels.estimate(name, 1, [*values, *flags, mask], settings)
+    return kernels.estimate(name, [*values, *flags, mask], settings)
 
 
 def discounted_return(
@@ -189,7 +189,7 @@ def discounted_return(
         ended = torch.logical_or(flags[0][-1], flags[1][-1])
         last = torch.where(ended, bootstrap[-1], _last_value(last_value, reward))
         bootstrap = torch.cat([bootstrap[:-1], last[None]])
-    return kernels.estimate("lambda_return", 1, [reward, bootstrap, *flags, mask], (gamma, 1.0))
+    return kernels.estimate("lambda_return", [reward, bootstrap, *flags, mask], (gamma, 1.0))
 
 
 def _last_value(last_value: Any, reward: Tensor) -> Tensor:

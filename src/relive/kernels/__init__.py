@@ -2,8 +2,7 @@
 
 The backend is chosen here and nowhere else. Estimators have no Triton kernel: they run once per rollout, and torch ops
 are fast enough. `_native` accepts only plain CPU arrays of the right dtype and shape, and converts nothing. Installs
-without a compiler lack `_native` and always use torch ops. Under a torch without DLPack's C exchange API the classes of
-`bridge` replace those of `_native`.
+without a compiler lack `_native` and always use torch ops.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def force_torch() -> AbstractContextManager[None]:
 
 @contextmanager
 def without_exchange() -> Iterator[None]:
-    """Simulate a torch without DLPack's C exchange API (before 2.10)."""
+    """Simulate a torch without DLPack's C exchange API (before 2.10), where DLPack's capsules exchange tensors."""
     if _native is None:
         yield
         return
@@ -165,15 +164,6 @@ def choose_backend(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal[
     return "native" if runs_native(tensors) and frames <= native().MAX_FRAMES else "torch"
 
 
-def core() -> Any:
-    """Return the module with the classes of the native core: `_native` or `bridge`."""
-    if exchange():
-        return _active
-    from relive.kernels import bridge  # noqa: PLC0415 (needs the native core)
-
-    return bridge
-
-
 def has_process_locks() -> bool:
     """Whether locks shared between processes are supported."""
     return hasattr(_active, "ProcessLock")
@@ -189,7 +179,7 @@ def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None]
 
     Waiting for the lock ends with a TimeoutError after `seconds`.
     """
-    return native().ProcessLock(native_argument(memory), is_new, recover, seconds)
+    return native().ProcessLock(memory, is_new, recover, seconds)
 
 
 def guarded_lock(guard: Callable[[], object]) -> Any:
@@ -199,30 +189,14 @@ def guarded_lock(guard: Callable[[], object]) -> Any:
     return _native.GuardedLock(threading.RLock(), guard)
 
 
-def exchange() -> bool:
-    """Whether the native core reads and makes torch tensors directly."""
-    return _active is not None and _active.exchange()
-
-
-def native_argument(tensor: torch.Tensor | None) -> Any:
-    """Return a CPU tensor as an argument of the native core: the tensor, or its numpy view under an older torch."""
-    if tensor is None or _native is None or _native.exchange():
-        return tensor
-    return tensor.numpy()
-
-
 def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the native core can handle all these tensors."""
     if _active is None or not tensors or len(tensors) > _active.MAX_LEAVES:
         return False
-    # numpy lacks bfloat16, so without the exchange API torch ops serve columns of this dtype.
-    reads_bfloat16 = _active.exchange()
-    return all(
-        t.is_cpu and t.ndim <= _active.MAX_AXES and (reads_bfloat16 or t.dtype != torch.bfloat16) for t in tensors
-    )
+    return all(tensor.is_cpu and tensor.ndim <= _active.MAX_AXES for tensor in tensors)
 
 
-def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
+def estimate(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
     """Run the estimator `name` on converted tensors, in their promoted float dtype, at least float32.
 
     The last three tensors are the flags: terminated, truncated and the mask.
@@ -231,33 +205,18 @@ def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], se
     dtype = reduce(torch.promote_types, (value.dtype for value in values), torch.float32)
     cast = [*(value.to(dtype) for value in values), *flags]
     if not torch.compiler.is_compiling() and _active is not None:
-        result = _estimate_natively(name, outputs, cast, settings)
+        result = _estimate_natively(name, cast, settings)
         if result is not None:
             return result
     return getattr(torch_ops, name)(*cast, *settings)
 
 
-def _estimate_natively(
-    name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]
-) -> Any:
-    core, like = native(), tensors[0]
-    kernel = getattr(core, name)
-    if like is None or not all(t is None or (type(t) is torch.Tensor and t.device.type == "cpu") for t in tensors):
+def _estimate_natively(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
+    if not all(t is None or (type(t) is torch.Tensor and t.device.type == "cpu") for t in tensors):
         return None
-    out = None
-    if not core.exchange():
-        out = tuple(torch.empty(like.shape, dtype=like.dtype, device="cpu") for _ in range(outputs))
-    native_out = None if out is None else tuple(map(native_argument, out))
-    try:
-        result = kernel(*map(native_argument, tensors), *settings, native_out)
-    except RuntimeError:
-        # Tensors of torch.func have no memory, and their method `numpy` raises.
-        return None
+    kernel = getattr(native(), name)
+    result = kernel(*tensors, *settings)
     if result is None:
         # The kernels need one stride for all axes after time; contiguous copies have one.
-        result = kernel(
-            *(native_argument(None if t is None else t.contiguous()) for t in tensors), *settings, native_out
-        )
-    if result is None or out is None:
-        return result
-    return out if outputs > 1 else out[0]
+        result = kernel(*(None if t is None else t.contiguous() for t in tensors), *settings)
+    return result

@@ -98,7 +98,7 @@ class NativeTree:
     keeps_largest = False
 
     def __init__(self, num_leaves: int, allocator: Allocator) -> None:
-        native = kernels.core().PriorityTree
+        native = kernels.native().PriorityTree
         self.num_leaves = num_leaves
         sizes = zip(("leaves", "sums", "least", "summary"), native.sizes(num_leaves), strict=True)
         memory = tuple(allocator.allocate(f"tree.{name}", (size,), torch.float64) for name, size in sizes)

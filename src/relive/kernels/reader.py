@@ -36,7 +36,7 @@ class Reader(Protocol):
 def make_reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
     """Return a reader of columns; the first `lead` axes of each column count as one flat axis of `items` items."""
     if kernels.runs_native(columns):
-        return kernels.core().Gather(list(columns), [column.ndim - lead for column in columns], items)
+        return kernels.native().Gather(list(columns), [column.ndim - lead for column in columns], items)
     if kernels.runs_triton(columns) and all(column.is_contiguous() for column in columns):
         from relive.kernels.triton.read import TritonGather  # noqa: PLC0415 (needs Triton)
 
@@ -94,7 +94,7 @@ def copy_shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:
         return index[torch.randperm(len(index), generator=generator, device=index.device)]
     index = index.clone()
     if kernels.runs_native((index,)):
-        kernels.native().shuffle(kernels.native_argument(index), random.capsule)
+        kernels.native().shuffle(index, random.capsule)
     else:
         np.random.Generator(random.bits).shuffle(index.numpy())
     return index
@@ -102,7 +102,7 @@ def copy_shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:
 
 def permutation(count: int, random: Randomness, device: torch.device) -> torch.Tensor:
     """Return the numbers 0 to `count` − 1 in a random order."""
-    if device.type == "cpu" and kernels.exchange():
+    if device.type == "cpu" and kernels.native() is not None:
         return kernels.native().permutation(count, random.capsule)
     if device.type != "cpu":
         return torch.randperm(count, generator=random.generator(device), device=device)

@@ -84,34 +84,23 @@ def row_writer(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, has
     """Make a writer into these tensors. Without an environment axis (N = 1), leaves lack the axis N."""
     if not kernels.runs_native(tensors):
         return _TorchRows(tensors, has_env_axis)
-    arrays = [kernels.native_argument(tensor) for tensor in tensors]
-    return _NativeRows(kernels.native().Columns(arrays, list(optional), 0 if has_env_axis else 1), tensors)
+    return _NativeRows(kernels.native().Columns(list(tensors), list(optional), 0 if has_env_axis else 1))
 
 
 class _NativeRows:
-    def __init__(self, native: Any, tensors: Sequence[torch.Tensor]) -> None:
-        self.write = native.write
-        self.have_moved = native.have_moved if kernels.exchange() else _Addresses(tensors).have_moved
-
-    def write_converted(
-        self, row: int, leaves: tuple[torch.Tensor | None, ...], columns: tuple[int, ...] | None
-    ) -> int:
-        return self.write(row, tuple(map(kernels.native_argument, leaves)), columns)
-
-
-class _Addresses:
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors, self._addresses = tensors, [tensor.data_ptr() for tensor in tensors]
-
-    def have_moved(self) -> bool:
-        return [tensor.data_ptr() for tensor in self._tensors] != self._addresses
+    def __init__(self, columns: Any) -> None:
+        self.write = self.write_converted = columns.write
+        self.have_moved = columns.have_moved
 
 
 class _TorchRows:
     def __init__(self, tensors: Sequence[torch.Tensor], has_env_axis: bool) -> None:
         self._tensors = [tensor if has_env_axis else tensor.squeeze(1) for tensor in tensors]
-        self.have_moved = _Addresses(tensors).have_moved
+        self._addresses = [tensor.data_ptr() for tensor in tensors]
         self._views: list[tuple[torch.Tensor, ...]] = []
+
+    def have_moved(self) -> bool:
+        return [tensor.data_ptr() for tensor in self._tensors] != self._addresses
 
     def write(self, row: int, leaves: tuple[Any, ...], columns: tuple[int, ...] | None = None) -> int:
         """Return 0, because every leaf needs conversion, or -1 if there are no leaves."""

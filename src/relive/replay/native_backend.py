@@ -102,7 +102,7 @@ class NativeBackend(Backend):
         return not self._core.stored()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
-        slots = self._core.draw(count, random.capsule, None)
+        slots = self._core.draw(count, random.capsule)
         return self._draw_from_few(count, random) if slots is None else slots
 
     def _draw_from_few(self, count: int, random: Randomness) -> torch.Tensor:
@@ -148,16 +148,16 @@ class NativeBackend(Backend):
         return out
 
     def count_following(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.count_following(slots, None)
+        return self._core.count_following(slots)
 
     def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.count_preceding(slots, None)
+        return self._core.count_preceding(slots)
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.ids(slots, None)
+        return self._core.ids(slots)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        slots = self._core.locate(ids, None)
+        slots = self._core.locate(ids)
         if isinstance(slots, int):
             raise never_issued_error(ids, slots)
         return slots
@@ -296,14 +296,14 @@ def _make_write_back(ring: Any, rows: RowStorage) -> Any:
     """Return the native writer of mutable leaves; None without mutable leaves."""
     if not rows.mutable:
         return None
-    return kernels.core().WriteBack(ring.memory, list(rows.mutable), rows.mutable_checksums, rows.rewrite_journal)
+    return kernels.native().WriteBack(ring.memory, list(rows.mutable), rows.mutable_checksums, rows.rewrite_journal)
 
 
 def _make_ring(rows: RowStorage) -> Any:
     """Return the native ring over the memory of these rows."""
     schema, ring = rows.schema, rows.ring
     stacks = [(f.k, f.axis, f.pad == "repeat") if isinstance(f, Stacked) else None for f in schema.fields]
-    return kernels.core().RingMemory(
+    return kernels.native().RingMemory(
         list(rows.leaves),
         stacks,
         list(rows.obs_leaves),

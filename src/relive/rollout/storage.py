@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive import kernels, lazy
+from relive import lazy
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
@@ -465,9 +465,6 @@ class EpisodeFlags:
         first_resets = self._next_resets if self.has_reset_rows else None
         if observers.native is not None:
             observers.set_measurements(measurements)
-            if not kernels.exchange():
-                columns = tuple(map(kernels.native_argument, columns))
-                first_resets = kernels.native_argument(first_resets)
             observers.native.count(columns, row, steps, None, first_resets, commit)
             return
         block = {i: column[row : row + steps] for i, column in enumerate(columns) if column is not None}

@@ -157,9 +157,9 @@ def counters(
     if native is None or not all(accumulator.device.type == "cpu" for accumulator in accumulators):
         return None
     num_leaves = len(dtypes) + (0 if episodes is None else len(episodes[2]) + len(episodes[3]))
-    if num_leaves > native.MAX_LEAVES or (torch.bfloat16 in dtypes and not native.exchange()):
+    if num_leaves > native.MAX_LEAVES:
         return None
-    arrays = [tuple(map(kernels.native_argument, accumulator._tensors.values())) for accumulator in accumulators]
+    arrays = [tuple(accumulator._tensors.values()) for accumulator in accumulators]
     episode_arguments = None if episodes is None else (*arrays.pop(0), *map(list, episodes[1:]))
     norm_arguments = [(*numbers, leaf) for numbers, (_, leaf) in zip(arrays, norms, strict=True)]
     return native.Counters(lock, len(dtypes), envs or -1, flags, episode_arguments, norm_arguments)

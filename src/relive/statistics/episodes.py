@@ -117,10 +117,8 @@ class EpisodeStats(counting.Accumulator):
             with counting.lock:
                 kernels.complete(self._plan(step, is_counted))
         else:
-            leaves = tuple(kernels.native_argument(step.get(name)) for name in self._fields)
-            self._counters.count(
-                leaves, 0, 1, None, None if is_counted is None else kernels.native_argument(~is_counted), None
-            )
+            leaves = tuple(map(step.get, self._fields))
+            self._counters.count(leaves, 0, 1, None, None if is_counted is None else ~is_counted, None)
 
     def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts steps [T, N] with torch ops; steps where `mask` is False are ignored.

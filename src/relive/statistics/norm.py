@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from relive import kernels
 from relive.errors import SchemaError, explain, verify
 from relive.schema.checks import check_above_zero
 from relive.schema.conversion import as_device, as_tensor, convert
@@ -88,11 +87,9 @@ class RunningNorm(Accumulator):
         rows, leading_shape = self._convert(x)
         is_counted = None if mask is None else convert("mask", FLAG_FIELD, mask, leading_shape, self.device)
         if self._counters is not None:
-            # The native core reads arrays, and numpy lacks bfloat16.
-            rows = rows.float() if rows.dtype == torch.bfloat16 else rows
             block = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
-            is_ignored = None if is_counted is None else kernels.native_argument(~is_counted.reshape(-1))
-            self._counters.count((kernels.native_argument(block),), 0, 1, None, is_ignored, None)
+            is_ignored = None if is_counted is None else ~is_counted.reshape(-1)
+            self._counters.count((block,), 0, 1, None, is_ignored, None)
             return
         with lock:
             self._plan(rows, is_counted)()

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain, verify
 from relive.schema.autoreset import read_info_numbers
@@ -98,7 +97,7 @@ class Observers:
     def set_measurements(self, measurements: Mapping[str, torch.Tensor]) -> None:
         """Pass metrics and reasons of the next step to the native counters."""
         if self._info_names and self.native is not None:
-            self.native.measure([kernels.native_argument(measurements.get(name)) for name in self._info_names])
+            self.native.measure([measurements.get(name) for name in self._info_names])
 
     def plan(
         self, block: Mapping[int, torch.Tensor], first_resets: torch.Tensor | None,
