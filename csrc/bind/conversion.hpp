@@ -1,9 +1,9 @@
 // Views of the memory of Python objects, and torch tensors made from memory.
 //
-// torch tensors are read and made through DLPack: by its C exchange API (torch 2.10 and later), otherwise by capsules. numpy
-// arrays are read directly, and other objects through the buffer protocol. Values are not converted and errors not explained here: reading returns false for anything
-// but a plain CPU array, and Python then converts the object or raises. An `Array` holds the buffer of its object, because
-// an exporter may otherwise resize or free the memory.
+// torch tensors are read and made through DLPack: by its C exchange API (torch 2.10 and later), otherwise by capsules.
+// numpy arrays are read directly, and other objects through the buffer protocol. Values are not converted and errors not
+// explained here: reading returns false for anything but a plain CPU array, and Python then converts the object or
+// raises. An `Array` holds the buffer of its object, because an exporter may otherwise resize or free the memory.
 #pragma once
 #include <Python.h>
 

@@ -62,8 +62,11 @@ struct ArrayView {
     }
 
     // Axes of length one may have any stride.
+    // An array without elements is contiguous: its strides, which torch and numpy choose differently, are never used.
     bool contiguous() const {
         uint64_t expected = 1;
+        for (int i = 0; i < ndim; ++i)
+            if (shape[i] == 0) return true;
         for (int i = ndim - 1; i >= 0; --i) {
             if (shape[i] != 1 && static_cast<uint64_t>(strides[i]) != expected) return false;
             expected *= static_cast<uint64_t>(shape[i]);

@@ -35,8 +35,6 @@ class NativeBackend(Backend):
         self._core = _make_ring(rows)
         self.native = kernels.native()
         """The native module; later calls of `kernels.force` do not affect it."""
-        self._makes_tensors = kernels.exchange()
-        """Whether the core can make torch tensors under this torch version."""
         self._is_valid = self._core.is_valid
         self._core.watch_cuts(rows.has_stats)
         self._write_back = _make_write_back(self._core, rows)
@@ -125,9 +123,9 @@ class NativeBackend(Backend):
         self.priority_tree().set_written_slots(self._core.touched, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
-        # Without the exchange API the core cannot make the tensors of a batch, and it sums float32 and float64 only.
+        # The core sums float32 and float64 only.
         summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
-        if self._makes_tensors and all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
+        if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
             return NativeReader(self, self._core.memory, plan)
         return super().make_reader(plan)
 
