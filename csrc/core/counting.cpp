@@ -129,7 +129,7 @@ void cascade_by_fours(const double* in, int64_t stride, int64_t count, double* o
 }
 
 #if defined(__x86_64__) || defined(_M_X64)
-// Number of doubles in a vector register of torch.
+// Number of doubles per vector register in torch's sums, whose order of additions is copied here.
 constexpr int kLanes = 4;
 #else
 constexpr int kLanes = 2;

@@ -39,7 +39,7 @@ struct CountedSteps {
 
 class EpisodeCounter {
 public:
-    // Return, length and metrics of the running episodes.
+    // Running episodes: the return so far, the length so far, and the metrics so far.
     double* open;  // [2 + metrics, envs]
     // Finished episodes. The last row is scratch memory that is never read.
     double* ring;  // [window + 1, 4 + metrics + reasons]

@@ -19,16 +19,16 @@
 
 namespace relive {
 
-// Number of float64 in a cache line.
+// Number of entries per group: as many float64 as fit into a cache line.
 constexpr int kFan = 8;
 // 22 levels are enough for 8^21 leaves.
 constexpr int kMaxLevels = 22;
-// The smallest positive leaf of a tree in which no leaf is positive.
+// The minimum that is stored for a tree in which no leaf is positive.
 constexpr double kNoLeaf = std::numeric_limits<double>::infinity();
 
-// The factor of leaves in sums. With the normal factor the sum of 2^64 leaves of any size is finite; the tiny factor is for
-// trees whose sums would otherwise be denormal. The bounds for switching are far apart, so that a tree near one bound does
-// not switch back and forth.
+// Factors by which leaves are multiplied before they are summed. With kNormal the sum of 2^64 leaves of any size is
+// finite. With kTiny the sums of tiny leaves are not denormal. A tree switches to kTiny below kTooSmall and back above
+// kTooLarge; these bounds are far apart, so that a tree does not switch back and forth.
 struct TreeScale {
     static constexpr double kNormal = 0x1p-64, kTiny = 0x1p+512;
     // Lower bound of a total in normal scale.
@@ -135,7 +135,7 @@ public:
         for (; entries_[top_level_] > kFan; ++top_level_) entries_[top_level_ + 1] = groups(top_level_);
     }
 
-    // Return the number of leaves, padded to whole groups.
+    // Return the number of leaves, rounded up to whole groups.
     static int64_t padded(int64_t num_leaves) { return (num_leaves + kFan - 1) / kFan * kFan; }
 
     int64_t num_leaves() const { return entries_[0]; }

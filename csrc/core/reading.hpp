@@ -246,7 +246,7 @@ public:
     int64_t count() const { return count_; }
     int64_t* rows() { return rows_.data(); }
 
-    // Find all slots to read.
+    // Find the slots of all steps that the plan reads.
     void find() {
         const Ring& ring = plan().memory.ring;
         if (plan().needs_extents) find_extents(ring);
@@ -488,7 +488,7 @@ private:
     void request_row(int64_t flat) const {
         const Ring& ring = memory_.ring;
         const int64_t next = ring.keeps_next ? flat : ring.after(flat);
-        // One request then covers a row and the row after it.
+        // If the next row is in the next slot, one request covers both rows.
         const bool adjacent = next == flat + 1;
         for (const Leaf& leaf : memory_.leaves) {
             for (int64_t frame = leaf.frames.k, at = flat; frame > 1; --frame) {

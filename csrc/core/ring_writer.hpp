@@ -124,11 +124,11 @@ public:
             const int64_t env = env_at(i % envs_), before = i - envs_;
             const bool start = i >= envs_ && reset[static_cast<size_t>(before)];
             reset[static_cast<size_t>(i)] = ring.next_step && (i < envs_ ? ring.resetting[env] : !start && ended(before));
-            // The observation of a reset row is already stored.
+            // The observation of a reset row was stored and checked with the previous step.
             if (reset[static_cast<size_t>(i)]) continue;
             const bool continues = i < envs_ ? ring.open[env] && starts_with(ring.at(ring.head[env], env), i)
                                              : !start && !ended(before) && continues_block(i);
-            // A step after a reset row continues it too, but its stack starts anew.
+            // A step after a reset row starts with the observation of this row, but its frame stack starts anew.
             continues_[static_cast<size_t>(i)] = continues || (start && continues_block(i));
             int64_t bad = continues ? -1 : find_unpadded(i);
             if (bad < 0) bad = find_unstackable(i);
@@ -286,7 +286,7 @@ public:
 
     explicit RingWriter(RingMemory& memory) : block(memory), memory_(memory), ring_(memory.ring) { touched.kind = ring_.kind; }
 
-    // Write all steps of the block. The block must be checked and `touched` empty.
+    // Write all steps of the block. The caller has checked the block and emptied `touched`.
     void write() {
         const bool may_copy = ring_.envs > 1 && block.of_all_envs() && !ring_.keeps_next && !memory_.has_stacks();
         continuity.infinite += !block.has_finite_rewards();
@@ -312,7 +312,7 @@ private:
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
         const bool terminated = memory_.leaf(memory_.terminated).column[flat];
-        // Without a flag the episode was cut.
+        // A step that is neither terminated nor truncated was cut, which is no end.
         if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;
         continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
     }

@@ -347,7 +347,7 @@ def check_graphs(target: Target) -> Iterator[Row]:
     """Compare replays of a captured round with eager rounds: after clear, between eager calls, on another stream."""
     target.require_gpu()
     captured_learner, eager_learner = _Learner(target), _Learner(target)
-    # A capture requires that the calls have run before.
+    # A CUDA graph can capture calls only after they have run once.
     for learner in (captured_learner, eager_learner):
         learner.round()
     graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(target.device)

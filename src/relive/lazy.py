@@ -1,7 +1,7 @@
 """Names whose modules are imported when the name is first used, as in the annotation `lazy.TensorDict`.
 
-tensordict imports torch's compiler, which takes half of relive's import time. A process that only adds steps never
-needs either.
+tensordict imports torch's compiler, which takes half of relive's import time. A process that only adds steps needs
+neither tensordict nor the compiler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Modules may make tensors while they are imported.
+        # The imported module may make constant tensors, which must be on the CPU whatever the default device is.
         with torch.device("cpu"):
             globals()[name] = value = getattr(import_module(_MODULES[name]), name)
         return value

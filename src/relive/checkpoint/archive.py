@@ -310,7 +310,7 @@ class Archive:
         try:
             numbers = self.numbers()
             unread_numbers = {number for number in numbers if number not in summaries}
-            # A manifest that is readable again needs files that `summaries` lacks: nothing can be removed safely.
+            # If a manifest without a summary is valid now, it could not be read before: its files must not be removed.
             if any(map(self._is_valid, unread_numbers)):
                 return
             lineage_numbers = [
@@ -409,7 +409,7 @@ class Archive:
         except FileNotFoundError:
             return False
         except OSError:
-            # The name exists; the same error is raised when the manifest is read.
+            # A file that cannot be opened exists; reading its manifest raises the same error later.
             return True
         return True
 

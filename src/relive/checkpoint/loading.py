@@ -224,7 +224,7 @@ def _make_buffer(
     buffer = BUFFER_CLASSES[manifest.kind].from_config(saved.config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
     if (rows := buffer.rows()) is not None:
-        # Pages must be requested before `load_state` writes to them.
+        # Large pages must be requested before `load_state` writes to the columns.
         num_slots = sum(file.arrays[2].shape[0] for file in manifest.segments)
         for column in rows.columns.values():
             request_large_pages(column.flatten(0, 1)[:num_slots])
@@ -253,7 +253,7 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
         try:
             first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
-            # If bytes of the file are damaged, this raises a clearer error.
+            # If bytes of the file are damaged, `verify_segment` raises a clearer error.
             archive.verify_segment(file)
             raise
         _require_all(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
@@ -274,7 +274,10 @@ def _require_all(is_valid: torch.Tensor, where: str, label: str, expected: torch
 def _read_segment(
     archive: Archive, file: FileInfo, rows: Rows, total: int, last_stop: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read a segment into the rows of a buffer, and return its bounds; `last_stop` is that of the segment before."""
+    """Read a segment into the rows of a buffer, and return its bounds [N].
+
+    `last_stop` [N] are the ends of the previous segment.
+    """
     where = f"segments/{file.name}"
     with archive.open_segment(file) as reader:
         first, stop = _read_bounds(reader, file, where, last_stop)

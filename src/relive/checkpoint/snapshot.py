@@ -110,9 +110,10 @@ class SnapshotReader:
         self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype | None = None, *,
         only_leading: bool = False,
     ) -> None:  # fmt: skip
-        """Raise unless an array has this shape (`only_leading`: these leading axes) and dtype (None: any).
+        """Raise unless an array has this shape and this dtype; the array is not read.
 
-        The length of an axis may be given exactly, as a range, or as None for any. The array is not read.
+        The length of an axis may be an int, a range of ints, or None for any length; the dtype None means any dtype.
+        With `only_leading` the array may have further axes after `shape`.
         """
         spec = self.spec(name)
         got = () if spec is None else spec[1][: len(shape)] if only_leading else spec[1]

@@ -12,10 +12,9 @@ from relive.replay.buffer import ReplayBuffer
 
 
 def rejects_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function that rejects_other_versions a pickled buffer, such as `__setstate__`.
+    """Decorate a function that restores a pickled buffer, such as `__setstate__`.
 
-    A state that lacks what this version needs is an IncompatibleCheckpoint: between two versions a private attribute
-    may have been renamed.
+    If the pickle lacks an attribute, because another version of relive wrote it, an IncompatibleCheckpoint is raised.
     """
 
     @wraps(function)

@@ -145,7 +145,7 @@ class StepRows:
                 self._bind()
             step_values, last_misfit = list(values), -1
             misfit = self._writer.write(self._step, tuple(step_values), None)
-            # Each round converts a later leaf: all leaves before `misfit` fit.
+            # `misfit` is the first leaf that does not fit; each round converts it and tries again, so `misfit` grows.
             while misfit > last_misfit:
                 step_values[misfit] = self._fit(misfit, step_values[misfit])
                 last_misfit, misfit = misfit, self._writer.write(self._step, tuple(step_values), None)
@@ -164,7 +164,7 @@ class StepRows:
         self._staged_leaves.update(leaf_numbers)
 
     def _write_leaves(self, leaf_numbers: Sequence[int], values: Sequence[Any]) -> None:
-        """Convert the values of the leaves with these numbers and write them into the row of the next step."""
+        """Convert `values[i]` for every i in `leaf_numbers`, and write them to leaf i in the row of the next step."""
         if self._writer.have_moved():
             self._bind()
         fitting_values = tuple(self._fit(i, values[i]) for i in leaf_numbers)
@@ -173,7 +173,7 @@ class StepRows:
             raise misaligned_error(self._leaves[leaf_numbers[misfit]][0])
 
     def _fit(self, leaf_number: int, value: Any) -> torch.Tensor:
-        """Convert a value to the shape, dtype and device of the leaf with this number."""
+        """Convert a value to the shape, dtype and device of the leaf `leaf_number`."""
         name, row = self._leaf_rows[leaf_number]
         if value is None and self._remedy is not None:
             raise SchemaError(explain(name, "a tensor", None, self._remedy))

@@ -142,7 +142,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to each leaf of a tree and the leaves of other trees at the same keys; return dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
-    # `add` maps single trees: their path is shorter.
+    # `add` maps single trees in every step, so this case has a faster path.
     if not others:
         return {key: map_tree(function, part) for key, part in tree.items()}
     return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}

@@ -525,11 +525,11 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
                 replay.cut(env_ids())
                 env = None
     finally:
-        # An error inside an episode must not let later steps continue it.
+        # After an error inside an episode, later steps must not continue this episode.
         if env is not None:
             replay.cut(env_ids())
     if int((replay.storage.ring.head - old_heads).max()) <= replay.capacity // len(num_steps):
-        # No ring has gone round once, so every added step is still stored.
+        # No ring has wrapped around, so every added step is still stored.
         return sum(num_steps)
     row, column = replay.ids() // len(num_steps), replay.ids() % len(num_steps)
     return int((row >= old_heads[column]).sum())

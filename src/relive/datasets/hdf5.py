@@ -382,7 +382,7 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
             where = f"{path.name}: {name}"
             for key in item.attrs if h5py.h5a.get_num_attrs(item.id) else ():
                 attribute = item.attrs.get_id(key)
-                # All texts of a list could refer to one long text.
+                # In an untrusted file, all entries of a list could refer to one long text.
                 if attribute.dtype.hasobject and math.prod(attribute.shape or ()) > 1:
                     got = f"{attribute.shape} texts"
                     raise dataset_error(f"{where}: attribute {key!r}", "numbers, or one text", got)

@@ -91,7 +91,7 @@ def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes:
         if num_values != chunk.num_values or is_page_forged:
             raise dataset_error(where, f"{chunk.num_values:,} values", f"pages of {num_values:,}")
         max_bytes = max(max_bytes, _BYTES_PER_NUMBER.get(column_info.physical_type, largest_page))
-        # All numbers of a row group may be in the list of its first row.
+        # In the worst case, the list in the first row contains all numbers of the row group.
         list_bytes = max_bytes * num_values if column_info.max_repetition_level else 0
         for needed_bytes, limit in (
             (largest_page, decode_budget(nbytes) // 2),

@@ -205,7 +205,7 @@ def _read_decoded_size(codec: str, body: Any) -> int:
     size = bytes(body[5 + (1 - is_single_segment) + dictionary_bytes :][:width])
     if not width or len(size) < width:
         raise ValueError("a frame without its size")
-    # A size of two bytes is stored minus 256.
+    # zstd subtracts 256 from a size that it stores in two bytes.
     return int.from_bytes(size, "little") + (256 if width == 2 else 0)
 
 
@@ -330,7 +330,7 @@ class ZarrArray:
         file = f"{self._name}/{self.spec.chunk_name(coordinates)}"
         if file not in self._store.sizes:
             return np.broadcast_to(fill_value, tuple(map(min, chunks, shape)))
-        # Compressors make incompressible data a little longer.
+        # A chunk file may be a little longer than its decoded data, because compressors lengthen incompressible data.
         body = self._store.read(file, self._chunk_bytes + self._chunk_bytes // 8 + 4096)
         decoded = decode(f"{self._store.name}: {file}", codec, body, self._chunk_bytes)
         return decoded.view(dtype).reshape(chunks, order=order)[tuple(map(slice, shape))]  # type: ignore[arg-type]

@@ -400,7 +400,7 @@ class Sender:
         return sum(stream.num_lost for stream in self.streams)
 
     def push(self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], envs: torch.Tensor) -> None:
-        """Send converted leaves and next observations [T, k, …] of k environments to the shards of these."""
+        """Send converted leaves and next observations [T, k, …] of `envs` [k] to the shards of these environments."""
         ids = envs.numpy()
         owner = self._plan.find_shards(ids)
         with self._lock:

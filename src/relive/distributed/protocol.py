@@ -207,7 +207,7 @@ class ShardIds:
             raise OverflowError(explain("index", "ids below 2^63", f"{life} restarts", "Start a new service."))
 
     def begin_life(self, head: np.ndarray, oldest: np.ndarray) -> ShardIds:
-        """Return the ids with a new life from row `head` [envs] on, and without lives that end before row `oldest`."""
+        """Return ids with a new life that starts at row `head` [envs], and drop lives that end before row `oldest`."""
         starts = np.concatenate([self.starts, head[None]])
         num_expired = int((starts[1:] <= oldest).all(1).sum())
         return ShardIds(self._envs, self._num_envs, starts[num_expired:], self.life + 1)

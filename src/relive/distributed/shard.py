@@ -150,7 +150,7 @@ class Shard(ShardReader):
             path = plan.checkpoint.shard_folder(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
             load_folder(path, ReplayBuffer, None, options, accept=self._restore)
-        # This life, in which ids may be issued, must be in a checkpoint before the next restart.
+        # The number of this life must be in a checkpoint before ids of this life are issued.
         self.save()
 
     def _restore(self, buffer: Any, snapshot: SnapshotReader) -> None:
@@ -195,7 +195,7 @@ class Shard(ShardReader):
     def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
         starts = snapshot.read_array("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
-        # Ids must stay below 2^63 in two more lives.
+        # Ids must stay below 2^63 even if the shard restarts twice more.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             expected = "the first rows of lives, in order, up to the newest row"

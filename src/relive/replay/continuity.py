@@ -159,7 +159,7 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
 
 
 def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> ContinuityStats:
-    """Count the ends of episodes; an end after which the episode may simply continue is left out."""
+    """Count the ends of episodes, without truncated ends whose next observation may continue the same episode."""
     is_counted = is_end & ~(leads_to_start & ~is_over)
     return ContinuityStats(ended=int(is_counted.sum()), reset=int((is_counted & leads_to_start).sum()))
 

@@ -148,7 +148,7 @@ class _HostRows:
 
 
 def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
-    """Verify the kind of every slot by its distance to the head."""
+    """Verify that the kind of every slot (empty, transition, pending, …) is one that a row of its age can have."""
     ring, kind = rows.ring, host.kind
     verify_elements(kind < len(_KIND_NAMES), "kind", f"one of 0 to {len(_KIND_NAMES) - 1}", kind)
     host.verify((kind != EMPTY) | ~host.is_stored, "kind", "a row that was written", kind)
@@ -162,9 +162,10 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
         f"no transition {ring.num_sampleable} rows before the head",
         kind,
     )
-    # After rows were dropped, the oldest remaining rows lack older frames and only serve later stacks.
+    # If older rows were dropped, the oldest remaining rows lack frames of their stacks. They become history: only
+    # the stacks of later rows still need them.
     may_be_history = ~host.is_sampleable | host.may_lack_frames
-    # After a power failure, a row that was being rewritten becomes history.
+    # Recovery from a power failure changes a half rewritten row to history.
     may_be_history |= bool(rows.mutable)
     host.verify(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
@@ -193,7 +194,7 @@ def _check_episodes(rows: RowStorage, host: _HostRows) -> None:
 
 
 def _check_ends(rows: RowStorage, host: _HostRows) -> None:
-    """Verify that episodes end at their flags, and that environments reset after them."""
+    """Verify that an episode ends at every terminated or truncated row, and that NEXT_STEP resets follow these rows."""
     ring, kind = rows.ring, host.kind
     ended = host.is_step & (host.terminated | host.truncated)
     after_end = host.has_predecessor_in(ended)

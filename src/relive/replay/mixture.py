@@ -94,7 +94,7 @@ class Mixture:
         return batch if target is None else to_device(batch, target)
 
     def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
-        """Return the number of rows to draw from each buffer, and the new debts."""
+        """Return the number of rows to draw from each buffer, and the rounding errors that later batches compensate."""
         total = sum(self._ratios)
         counts = [ratio * batch_size // total for ratio in self._ratios]
         debts = [debt + ratio * batch_size % total for debt, ratio in zip(self._debts, self._ratios, strict=True)]

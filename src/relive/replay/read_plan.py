@@ -35,7 +35,7 @@ STEP_INDEX: Path = ("step_index",)
 
 
 class Anchor(IntEnum):
-    """The row that offsets count from. The native core has the same numbers."""
+    """The row that offsets count from. The native core uses the same numbers."""
 
     ROW = 0
     """The drawn row."""
@@ -50,7 +50,7 @@ class Anchor(IntEnum):
 
 
 class Layout(IntEnum):
-    """The treatment of offsets outside the stored episode. The native core has the same numbers."""
+    """The treatment of offsets outside the stored episode. The native core uses the same numbers."""
 
     NEAREST = 0
     """Each offset outside the episode repeats the nearest step."""
@@ -132,7 +132,7 @@ class ReadPlan:
         before, after = 0, last
         for group in self.groups:
             if group.offsets is not None and self.layout is Layout.PACKED:
-                # The range may be too long to iterate over, so only its ends are read.
+                # A range of offsets may be too long to iterate over, so only its ends are read.
                 before, after = -group.offsets[0], group.offsets[-1]
             elif group.offsets is not None:
                 is_next = group.anchor is Anchor.NEXT

@@ -208,7 +208,7 @@ def _is_disk_unchanged(backend: NativeBackend, commit: Commit) -> bool:
 
 
 def _is_state_after_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, max_rows: int) -> bool:
-    """Whether a killed process can have left the ring like this, at most `max_rows` rows after the commit."""
+    """Whether a killed process can have left this state of the ring, with at most `max_rows` rows after the commit."""
     assert ring.journal is not None
     first_row = (ring.journal - 1).clamp(min=0) // 2
     is_valid = (ring.head >= head) & (ring.head <= head + max_rows) & (ring.floor >= floor) & (ring.floor <= ring.head)

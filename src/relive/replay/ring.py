@@ -173,7 +173,7 @@ class Ring:
 
     def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode before each slot."""
-        # A run starts with its episode, or after a row that is no longer a transition.
+        # Counting stops at the first row of the episode, and after a row that is no longer a transition.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
         return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
@@ -335,7 +335,7 @@ class Ring:
 
 
 def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floor: torch.Tensor) -> None:
-    """Verify untrusted state of a ring: a wrong kind or row number could address memory outside the ring."""
+    """Verify the state of a ring from a file: a wrong kind or row number could address memory outside the ring."""
     host_kind, host_head, host_count, host_floor = map(on_host, (kind, head, count, floor))
     max_row = (1 << 62) // (2 * len(host_head))
     num_transitions = np.count_nonzero(host_kind == TRANSITION, axis=0)

@@ -129,7 +129,7 @@ def read_saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str,
 def require_saved_sizes(arguments: Mapping[str, Any], saved: SnapshotReader) -> None:
     """Raise unless the saved arrays have the sizes that a buffer's arguments declare.
 
-    Untrusted files could declare any size, and the buffer would allocate it.
+    An untrusted file could declare any size, which the buffer would then allocate.
     """
     envs = arguments["num_envs"] or 1
     min_slots = arguments["capacity"] // envs

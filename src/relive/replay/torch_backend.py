@@ -44,8 +44,8 @@ class DeviceBackend(Backend):
         self._rows_left -= MAX_ROWS_PER_STEP * steps
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        # A device writes repeated slots in any order, so every entry takes the values of the last entry for its slot.
-        # An entry without a slot repeats the entry of the highest slot.
+        # A device writes repeated slots in any order, so each slot's entries all take the values of the last one.
+        # Entries with the slot -1 write the values of the highest slot once more.
         order = slots.argsort(stable=True)
         sorted_slots = slots[order]
         highest = sorted_slots[-1]
@@ -269,7 +269,7 @@ class UniformIndex:
         for step in steps:
             ends = self._ends if step.envs is None else self._ends[step.envs]
             self._entries.index_copy_(1, ends % size, torch.cat([step.slots, step.ids[:1]]))
-            # The entry of a reset row is not counted, so the next row overwrites it.
+            # The index entry of a reset row is not counted, so the entry of the next row overwrites it.
             num_added = num_envs if step.is_reset is None else (~step.is_reset).long() * num_envs
             if step.envs is None:
                 self._ends += num_added
@@ -289,7 +289,7 @@ class UniformIndex:
 
     def _sum_counts(self) -> None:
         counts = self._ring.count.cumsum(0)
-        # Without the last sum, every number maps to an environment, even in an empty ring.
+        # The bounds omit the last sum, so that every random number maps to an environment, even in an empty ring.
         self._bounds = counts[:-1]
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
@@ -321,7 +321,10 @@ class UniformIndex:
 
 
 class WrittenStep(NamedTuple):
-    """The rows of one written step, and the rows after them, which hold the next observations unless stored apart."""
+    """Rows of one written step, and the rows that follow them.
+
+    The following rows hold the next observations, unless the buffer has next_obs="stored".
+    """
 
     envs: torch.Tensor | None
     """Environments of the step; None if all environments stepped."""
@@ -472,7 +475,7 @@ class TorchWriter:
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
             flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._stored_part(i, leaf))
-            # A reset row keeps the observation that is already stored in it.
+            # The observation of a reset row was stored with the previous step, so it is kept.
             if reset is not None and i in rows.obs_leaves:
                 bits = torch.where(add_axes(is_start, bits), bits, flat.index_select(0, slots))
             self._defer(flat.index_copy_, 0, slots, bits)
@@ -481,7 +484,7 @@ class TorchWriter:
         else:
             # Reset rows get the kind FINAL, which is TRANSITION + 1.
             self._defer(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
-            # A pending row that a step continues may start an episode.
+            # The step overwrites the pending row, and the flag that this row starts an episode must stay.
             is_start |= self._first.index_select(0, slots)
         self._defer(self._first.index_copy_, 0, slots, is_start)
 

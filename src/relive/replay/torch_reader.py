@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeExtent(NamedTuple):
-    """Number of stored steps before and after each row [B] in its episode, at most those that the plan reaches."""
+    """Number of stored steps before and after each row [B] in its episode, limited to the offsets of the plan."""
 
     preceding: torch.Tensor
     following: torch.Tensor
@@ -40,7 +40,7 @@ class EpisodeExtent(NamedTuple):
 
 
 def find_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mask [n, B], True from the first row that is not a step on, and the number of such rows [B]."""
+    """Return a mask [n, B] that is True from the first missing step on, and the number of missing steps [B]."""
     is_over = is_no_step.cummax(0).values
     return is_over, is_over.sum(0)
 
@@ -168,7 +168,8 @@ def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Ten
     return steps, steps == target_steps
 
 
-# Cached, because making a tensor from numbers synchronises. Cached inference tensors would be unusable elsewhere.
+# The tensors are cached, because making a tensor from numbers synchronises. They are made outside inference mode,
+# because inference tensors would be unusable in training.
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
 def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

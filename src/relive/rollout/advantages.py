@@ -69,7 +69,10 @@ class Advantages:
         self, steps: int, last_values: list[torch.Tensor], final_value: Any, bootstrap: Bootstrap, gamma: float,
         lam: float,
     ) -> dict[Path, torch.Tensor]:  # fmt: skip
-        """Return advantages and returns [T, N, …] of the first T = `steps` rows; `last_values` [N, …] are the next."""
+        """Return advantages and returns [T, N, …] of the first T = `steps` rows.
+
+        `last_values` [N, …] are the values of the observations after these rows.
+        """
         flags = self._flags
         terminated, truncated = flags.terminated[:steps], flags.truncated[:steps]
         is_truncated = truncated & ~terminated

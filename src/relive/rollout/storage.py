@@ -69,7 +69,7 @@ class Storage:
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: `values` of the first seven fields, and `extra` by name."""
         has_optional, leaf_indices = (values[5] is not None, values[6] is not None), None
-        # This branch is taken except at the first step and after `stage`.
+        # This fast branch handles every step except the first one and steps after `stage`.
         if has_optional == self._has_optional and not self.staged:
             leaves = values if self._is_plain and not extra else self._flatten(values, extra)
         else:

@@ -43,7 +43,7 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
     if sum(map(len, paths)) > len(paths):
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
-    # strict=True would double the time of this loop.
+    # `zip(strict=True)` would double the time of this loop.
     return lambda leaves, batch_size: make_tensordict(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 

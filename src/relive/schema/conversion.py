@@ -74,7 +74,7 @@ def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
 
 
 def normalize_bools(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with the bytes 0 and 1 if it is bool: memory viewed as bool may hold other bytes, for true.
+    """Return the tensor with the bytes 0 and 1 if it is bool: other bytes in memory viewed as bool mean True.
 
     Tensors on other devices are returned unchecked, because reading them would synchronise.
     """
@@ -321,7 +321,7 @@ def overlaps(a: Any, b: Any) -> bool:
     first, second = numpy_view(a), numpy_view(b)
     if first is None or second is None:
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and ranges_overlap(a, b)
-    # The exact test is slow and follows only if the extents overlap.
+    # The exact test is slow, so it runs only if the memory ranges overlap.
     return np.may_share_memory(first, second) and np.shares_memory(first, second)
 
 

@@ -280,7 +280,7 @@ def available_bytes() -> int | None:
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):
-        # The process is in no group with a limit.
+        # The control group of the process has no memory limit.
         return free_bytes
     return min(free_bytes, limit)
 

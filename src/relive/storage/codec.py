@@ -53,7 +53,7 @@ def add_checksum(body: bytes) -> bytes:
 
 
 def parse_format(where: str, first_line: bytes) -> int:
-    """Return the format in the first line of a file. Newer formats may have another rest of the line."""
+    """Return the format in the first line of a file. Newer formats may change the rest of the line."""
     return int(_match_first_line(where, rb"recollect ([0-9]{1,9}) .*", first_line)[1])
 
 

@@ -98,7 +98,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
 
     def free_bytes() -> int | None:
         with convert_read_errors(str(root)):
-            # The files of an existing buffer have their space already.
+            # The files of an existing buffer have reserved their disk space already.
             return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
     return Memory(
@@ -210,7 +210,8 @@ class DiskAllocator(Allocator):
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
         """Return the last commit; raise if its config differs from `config`, that of the buffer."""
         commit = newest_commit(self._root)
-        # A read-only buffer does not sample, and a custom sampler is not part of the config.
+        # The samplers may differ in a read-only buffer, which does not sample. After a custom sampler they are not
+        # compared, because the config does not contain it.
         ignores_sampler = self._only_reads or commit.config.get("sampler") is None
         ignored_settings = ("listeners", "sampler") if ignores_sampler else ("listeners",)
         for name, value in config.items():
@@ -341,7 +342,7 @@ class DiskAllocator(Allocator):
         is_late = time.monotonic() > self._deadline
         if self._rows_left >= 0 and not is_late:
             return
-        # Fewer rows were added than counted, unless every step ended an episode.
+        # The count assumes that every step ended an episode, so the true number of new rows is read from the heads.
         num_rows = int((self._owner.head - self._committed_head).max())
         if is_late or num_rows + max_new_rows > self._max_rows:
             self._commit(max_new_rows, is_closed=False)
@@ -506,7 +507,7 @@ class _OpenFiles:
 
     def release(self) -> None:
         """Close all files, delete an incomplete folder, and unlock it. Another call completes an interrupted one."""
-        # A forked child has its own descriptors.
+        # A forked child does not own the folder: its parent releases it.
         if os.getpid() != self._process or self._lock < 0:
             return
         if self._files_to_close is None:
@@ -665,7 +666,7 @@ def newest_commit(root: Path) -> Commit:
             if is_read_error(error):
                 # The file that cannot be read may be the newest commit.
                 raise
-            # A kept error would keep the frames of its callers alive.
+            # A reference to the error would keep the stack frames of its traceback alive.
             errors.append(str(error))
     if not commits:
         raise CorruptCheckpoint(errors[0])

@@ -146,7 +146,7 @@ def _describe_sampler(sampler: Any) -> tuple[str, Any]:
 
 
 def _close_descriptors(files: dict[str, int], owner: int) -> None:
-    # A forked child has its own descriptors.
+    # A forked child does not close files that its parent opened.
     if os.getpid() != owner:
         return
     for file in files.values():

@@ -54,7 +54,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        # This sampler is not used: its constructor checks the settings.
+        # The sampler is made only because its constructor checks the settings.
         Prioritized(alpha, beta, epsilon)
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._current_beta = _Beta(beta)

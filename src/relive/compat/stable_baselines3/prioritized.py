@@ -31,7 +31,7 @@ _MAX_BATCHES_WITHOUT_UPDATE = 10
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
-    """A batch of `PrioritizedReplayBuffer`: that of `ReplayBuffer` with importance weights and row ids."""
+    """A batch of `PrioritizedReplayBuffer`: the fields of a `ReplayBuffer` batch, importance weights, and row ids."""
 
     observations: Any
     actions: torch.Tensor
@@ -69,7 +69,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
         super().__init__(*args, **kwargs)
-        # Stable-Baselines3's code, which draws uniformly, makes the batches of such a class.
+        # With its own `_get_samples` a subclass would use Stable-Baselines3's `sample`, which draws uniformly.
         if self._has_own_batches:
             remedy = "Override sample, and change the batch that super().sample returns."
             expected = "a class without its own _get_samples and conversions"
@@ -97,7 +97,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
-        # Rows that `_get_samples` read were not drawn by priority: their weight is 1.
+        # A batch of `_get_samples` was not drawn by priority, so its weights are 1.
         if weight is None:
             weight = batch["reward"].new_ones(len(batch))
         samples: Any = super()._samples(batch, env)
@@ -136,7 +136,7 @@ class _PrioritizedAlgorithm:
 
     @abstractmethod
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Update the networks with a batch, the one numbered `step` of this call; yield names and values to log."""
+        """Update the networks with the batch number `step` of this call; yield names and values to log."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Draw `gradient_steps` batches, learn from each, and log the mean losses."""

@@ -135,7 +135,7 @@ def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Te
 def blocks(count: int, per_program: int) -> tuple[int, int]:
     """Return the number of items per program and the number of programs for `count` items.
 
-    On a GPU every program takes `per_program` items, because each other number would trigger compilation.
+    On a GPU every program takes `per_program` items, because every other number would need another compilation.
     """
     block = min(triton.next_power_of_2(max(count, 1)), MAX_INTERPRETED) if INTERPRETED else per_program
     return block, -(-count // block)
@@ -157,7 +157,7 @@ def probe_kernel(sources, outs, LAYOUTS: tl.constexpr):
 
 def probe(device: torch.device) -> None:
     """Compile and launch a small kernel on a device. Raises the errors of Triton."""
-    # Triton's own functions are compiled, not interpreted, if the variable was set after Triton was imported.
+    # If TRITON_INTERPRET was set after Triton was imported, Triton's own functions are compiled instead of interpreted.
     if INTERPRETED and isinstance(tl.standard.zeros, triton.JITFunction):
         raise RuntimeError("TRITON_INTERPRET was set after Triton had been imported")
     words = torch.zeros(12, dtype=torch.int32, device=device)

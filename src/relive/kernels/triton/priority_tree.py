@@ -250,7 +250,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     Rounding may put a point at or past the end of a node; the point is then moved to just before the end.
     """
     node = tl.zeros((BLOCK,), tl.int64)
-    # The number of nodes; in the loop, the first node of a level.
+    # Before the loop, `first` is the number of all nodes; in the loop it is the first node of a level.
     first = (root + 1) // 16
     for i in range(levels):
         shift = 4 * (levels - i)
@@ -271,7 +271,7 @@ def _weight(smallest, priority, beta):
     """Return (smallest / priority)^beta, in (0, 1]."""
     ratio = smallest / priority
     weight = tl.exp2(beta * tl.log2(tl.where(ratio > 0, ratio, 1.0)))
-    # The ratio may underflow in float64, and its power in float32.
+    # The ratio may underflow to 0 in float64, and its power in float32.
     weight = tl.where(ratio > 0, weight, tl.where(beta > 0, ratio, 1.0))
     return tl.where(weight < MIN_WEIGHT, MIN_WEIGHT, weight).to(tl.float32)
 

@@ -72,7 +72,7 @@ class Leaf(NamedTuple):
 
     @staticmethod
     def of(column: torch.Tensor, frames: Frames, max_columns: int) -> Leaf:
-        """Make a leaf whose tiles have at most `max_columns` columns."""
+        """Make the leaf of a tensor; kernels read it in tiles of at most `max_columns` columns."""
         words = as_words(column)
         width = words.numel() // (column.shape[0] * column.shape[1])
         per_item = width // max(column[0, 0].numel(), 1)

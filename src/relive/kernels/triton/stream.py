@@ -34,7 +34,10 @@ MAX_DRAWS = CELLS * CELL.value
 
 @triton.jit
 def random_pair(key, call, position, attempt):
-    """Draw two uniform non-negative int64 for each position [B]; the counters [B] and the attempt make them differ."""
+    """Draw two uniform non-negative int64 for each position [B].
+
+    Another counter `call` [B] or another `attempt` gives other numbers.
+    """
     low = (call & 0xFFFFFFFF).to(tl.uint32)
     high = ((call >> 32) & 0xFFFFFFFF).to(tl.uint32)
     a, b, c, d = tl.philox(key, position.to(tl.uint32), low, high, (position * 0 + attempt).to(tl.uint32))
@@ -55,7 +58,7 @@ def load_calls(stream, position, inside):
 @triton.jit
 def count_calls(stream, position, call, inside):
     """Increment the counters of these positions, at the end of a program."""
-    # All warps must have read the counters.
+    # All warps must have read the counters before any warp increments them.
     tl.debug_barrier()
     tl.store(stream + 1 + position // CELL, call + 1, inside & (position % CELL == 0))
 

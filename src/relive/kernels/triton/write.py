@@ -232,7 +232,7 @@ def write_kernel(
         slot = tl.where(is_cut, step_forward(pending, 1, num_envs, size), pending)
         next_slot = step_forward(slot, 1, num_envs, size)
         expiring, expires = _find_expiring(kind, row, slot, starts, slots, num_envs, size, num_sampleable)
-        # A ring with stored next observations has no pending row, for which another row would expire.
+        # With stored next observations a step writes one row and no pending row, so only one old row expires.
         has_next = valid & (position < 0) if KEEPS_NEXT else valid
         next_expiring, next_expires = _find_expiring(
             kind, row + 1, next_slot, has_next, slots, num_envs, size, num_sampleable
@@ -275,11 +275,11 @@ InputLeaves = tuple[torch.Tensor, ...]
 
 
 def _set_tiles(layouts: Sequence[LeafLayout], per_program: int) -> tuple[LeafLayout, ...]:
-    """Return the layouts with the widest tiles that this number of environments per program allows."""
+    """Return the layouts with the widest tiles that `per_program` environments per program allow."""
     max_words = MAX_COLUMNS if INTERPRETED else min(1024 // per_program, 512)
     tiles = []
     for width, _, k, inner, _ in layouts:
-        # Frames that are stacked along the last axis are interleaved.
+        # Frames that are stacked along the last axis are interleaved, so their tiles are half as wide.
         is_interleaved = k > 1 and inner == 1
         tiles.append(min(triton.next_power_of_2(max(width, 1)), max_words // 2 if is_interleaved else max_words))
     return tuple((layout[0], tile, *layout[2:]) for layout, tile in zip(layouts, tiles, strict=True))

@@ -86,7 +86,7 @@ class Counted(Sampler):
         return {"drawn": self._counts, **self._inner.state()}
 
     def own_arrays(self) -> tuple[torch.Tensor, ...]:
-        # `state` would call the inner sampler, which may be of a user's class.
+        # The base method reads `state`, which calls the inner sampler, and that may be of a user's class.
         return self._counts, *self._inner.own_arrays()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:

@@ -92,7 +92,7 @@ class NewFirst(Sampler):
         is_step = is_written & (kind == TRANSITION)
         start = torch.where(ring.first.view(-1)[slots] & is_written, place, 0).cummax(0).values
         is_start = is_step & ((place - start) % length == 0)
-        # At `stop`, the next row without a step, the episode ends or the next step was not added yet.
+        # `stop` is the first row from here on without a step: there the episode ends, or no step was added yet.
         stop = torch.where(is_step, width, place).flip(0).cummin(0).values.flip(0)
         ends = torch.cat([is_written & (kind != PENDING), torch.zeros_like(is_written[:1])])
         is_complete = (stop - place >= length) | ends.gather(0, stop)

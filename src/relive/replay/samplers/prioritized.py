@@ -109,7 +109,7 @@ class Prioritized(Sampler):
         check_choice("Prioritized.normalize", self.normalize, ("batch", "global"))
 
     def bind(self, storage: Backend, rng: Randomness) -> Prioritized:
-        """Return a bound copy, of a class for devices if the priority tree itself verifies priorities on its device."""
+        """Return a bound copy: a `_DevicePrioritized` if the priority tree verifies priorities on the device."""
         if storage.priority_tree().keeps_largest and not isinstance(self, _DevicePrioritized):
             return _DevicePrioritized(self.alpha, self.beta, self.eps, self.normalize).bind(storage, rng)
         return super().bind(storage, rng)
@@ -233,7 +233,7 @@ class Prioritized(Sampler):
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
     def own_arrays(self) -> tuple[torch.Tensor, ...]:
-        # `state` would make new tensors in every call.
+        # The base method reads `state`, which would make new tensors in every call.
         return (self.tree.leaves_view(),) if self.is_ours else ()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -352,7 +352,7 @@ class _DevicePrioritized(Prioritized):
     that were never issued, and draws from a buffer whose priorities are all zero.
     """
 
-    # `repr` shows the public name.
+    # `repr` prints the qualified name of the class: users see the public class.
     __qualname__ = "Prioritized"
     __hash__ = Prioritized.__hash__
     updates_by_id = True
@@ -365,7 +365,7 @@ class _DevicePrioritized(Prioritized):
         self.tree: Any
         self._numbers = [self.tree.largest, 0]
         if self.normalize == "global":
-            # The first call makes the tree maintain its minima.
+            # The first call of `smallest` makes the tree maintain its minima from now on.
             self.tree.smallest()
 
     @property

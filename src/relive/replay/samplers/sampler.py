@@ -178,7 +178,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
         if is_empty.any():
             got, remedy = f"slot {int(slots[is_empty][0])}", "Choose among storage.stored(), or with storage.draw."
             raise SchemaError(explain(where, "slots of stored transitions", got, remedy))
-    # A new object, because the backend recognises its own last draw by identity.
+    # The result is a new tensor object, because the backend recognises the tensor of its own last draw by identity.
     return slots.contiguous()[:], weight
 
 

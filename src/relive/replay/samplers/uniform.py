@@ -99,7 +99,7 @@ class WithoutReplacement(Sampler):
         if len(slots) < (count if self.drop_last else 1):
             epoch = self.storage.ids(copy_shuffled(self.storage.stored(), self.rng))
             slots, remaining_ids = self._find_stored(epoch, count)
-        # Ctrl-C cannot interrupt a single assignment: the epoch continues before or after this batch.
+        # Ctrl-C cannot interrupt a single assignment, so this batch is either taken from the epoch or not drawn at all.
         self._remaining_ids = remaining_ids
         return slots, None
 

@@ -115,7 +115,7 @@ class Hindsight:
             leaves = schema.flatten(name, result, f"Hindsight.fn: {name}")
             for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 path, field = schema.paths[i], schema.fields[i]
-                # The function may return its input.
+                # The user's function may return an unchanged leaf of `rows`, which needs no conversion.
                 if leaf is steps[path]:
                     continue
                 where = f"Hindsight.fn: {path_name(path)}"

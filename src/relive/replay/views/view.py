@@ -164,7 +164,7 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
     plan = plan.limit_to_slots(backend.ring.slots)
     _check_offsets(chosen_view, plan)
-    # A plan to reduce is Hindsight's, which reads goals of other steps.
+    # A plan with `reduced` belongs to Hindsight, which reads goals from other steps of the episode.
     if not plan.is_transition or plan.reduced is not None:
         require_order(backend, view)
     finish = getattr(chosen_view, "finish", None)
@@ -240,7 +240,7 @@ def _require_view(view: Any) -> View:
 
 
 def require_order(backend: Backend, user: object) -> None:
-    """Raise if the rows have no time order, which `user`, a view or sampler of several steps, needs."""
+    """Raise if the rows have no time order; `user` is the view or sampler that reads several steps."""
     if backend.stores_next_obs:
         remedy = 'Use the default next_obs="shared".'
         name = type(user).__name__

@@ -425,5 +425,5 @@ def _broadcast_flags(flags: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
 
 
 def _select_rows(is_flagged: torch.Tensor, flagged: Any, other: Any) -> Any:
-    """Make a tree of the flagged rows of one tree and the other rows of another."""
+    """Return a tree with the rows of `flagged` where `is_flagged` is True, and the rows of `other` elsewhere."""
     return map_tree(lambda x, y: torch.where(_broadcast_flags(is_flagged, x), x, y), flagged, other)

@@ -386,7 +386,7 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
     _derived_attributes = ("core", "_default_values", "_no_flags", "_flat_memory")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle of this class, or of AgileRL's class, which lacks our private attributes."""
+        """Restore a pickle of this class, or of AgileRL's class, whose pickles lack our private attributes."""
         self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
         self.reset()
         self.__dict__.update(state)

@@ -1,4 +1,4 @@
-"""rl-buffer's `SumTree`: priorities with a search by their sums sum."""
+"""rl-buffer's `SumTree`: priorities in a ring, searched by their running sum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relive.schema.checks import check_positive_int
 
 
 class SumTree:
-    """`capacity` priorities, written as a ring or by index, and searched by their sums sum."""
+    """A tree of `capacity` priorities, which are written in turn or by index, and searched by their running sum."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = check_positive_int("capacity", capacity)
@@ -48,7 +48,7 @@ class SumTree:
             sums[node] = priority
 
     def get(self, s: float) -> tuple[int, float]:
-        """Return the first index whose sums sum exceeds `s`, and the priority at this index, which is never 0."""
+        """Return the first index whose running sum exceeds `s`, and the priority at this index, which is never 0."""
         sums, node = self._sums, 1
         if not sums[1] > 0:
             raise NotReadyError(

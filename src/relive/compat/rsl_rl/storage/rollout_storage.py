@@ -122,7 +122,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
         self._bind_memory()
 
     def _layout(self, late: dict[str, rl.Field]) -> tuple[partial[rl.RolloutBuffer], list[str]]:
-        """Return a function that makes a core with the fields `late`, and the names of all fields of a step."""
+        """Return a function that makes a core, with the extra fields `late`, and the names of all fields of a step."""
         action = rl.Field(self.actions_shape)
         if self.training_type == "rl":
             extra_fields, step_fields = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]

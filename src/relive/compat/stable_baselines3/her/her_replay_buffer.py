@@ -100,7 +100,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
     ) -> None:
         """Store one step of every environment, and with `copy_info_dict` its `infos`."""
         if not self._core_is_current:
-            # Without a current core, Stable-Baselines3's own `add` also tracks the episodes.
+            # After direct writes into the arrays, Stable-Baselines3's own `add` stores the step and tracks its episode.
             super().add(obs, next_obs, action, reward, done, infos)
             return
         position = self.pos
