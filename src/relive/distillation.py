@@ -426,10 +426,12 @@ class DistillationBuffer(StateDictMixin):
             (self._oldest_row("sample", check_positive_int("recent", rounds)), check_fraction("recent", share))
             for rounds, share in recent.items()
         ]
-        rest_share = 1.0 - sum(share for _, share in windows)
-        if rest_share < -1e-9:
-            raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest_share, "Lower them."))
-        return [*windows, (self._oldest_row("sample", None), rest_share)]
+        remaining_share = 1.0 - sum(share for _, share in windows)
+        if remaining_share < -1e-9:
+            raise SchemaError(
+                explain("recent", "shares that add up to at most 1", 1.0 - remaining_share, "Lower them.")
+            )
+        return [*windows, (self._oldest_row("sample", None), remaining_share)]
 
     def _draw(self, windows: list[tuple[int, float]], count: int) -> torch.Tensor:
         """Draw random rows [count] from the windows."""

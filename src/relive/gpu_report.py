@@ -388,12 +388,12 @@ def check_devices(target: Target) -> Iterator[Row]:
     target.require_gpu()
     if torch.cuda.device_count() < 2:
         raise UnsupportedSection("needs two GPUs")
-    on_first, on_second = _Learner(target, torch.device("cuda:0")), _Learner(target, torch.device("cuda:1"))
+    first_learner, second_learner = _Learner(target, torch.device("cuda:0")), _Learner(target, torch.device("cuda:1"))
     for step in episodes(8, 12, seed=3):
-        for learner in (on_first, on_second):
+        for learner in (first_learner, second_learner):
             learner.set_step(step)
             learner.round()
-    _require_same(on_first, on_second, "on the second device")
+    _require_same(first_learner, second_learner, "on the second device")
     yield {"what": "12 rounds on cuda:0 and cuda:1", "result": "equal"}
 
 
@@ -473,9 +473,9 @@ def measure_time(target: Target, name: str, call: Callable[[], object], num_byte
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     target.wait()
     # The device is kept busy while the calls are queued, so that its time does not include the host's.
-    scratch = torch.empty(1 << 27, dtype=torch.uint8, device=target.device)
-    for _ in range(1 + int(2 * rounds * median(host) * target.copy_speed / scratch.nbytes)):
-        scratch.fill_(1)
+    workload_bytes = torch.empty(1 << 27, dtype=torch.uint8, device=target.device)
+    for _ in range(1 + int(2 * rounds * median(host) * target.copy_speed / workload_bytes.nbytes)):
+        workload_bytes.fill_(1)
     start.record()
     for _ in range(rounds):
         call()

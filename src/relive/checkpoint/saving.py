@@ -102,7 +102,7 @@ def save(
         with archive.lock_for_saving(state.nbytes, check_newest) as summaries:
             previous = _previous_save(buffer, archive, summaries, messages)
             number, lineage = archive.next_number(), previous.lineage
-            is_joining = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
+            has_other_lineages = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
             segments = [] if rows is None else _write_segments(archive, number, rows, previous)
             arrays = tuple(array_info(name, array) for name, array in state.arrays.items())
             file = archive.write_file("state", f"{number:08}.bin", arrays, map(tensor_bytes, state.arrays.values()))
@@ -120,7 +120,7 @@ def save(
         warnings.warn(
             f"save: a file that was saved before is damaged; all rows are written again. {message}", stacklevel=3
         )
-    if is_joining:
+    if has_other_lineages:
         warnings.warn(
             f"save to {root}: checkpoints of another buffer are there, and stay; this one was written in full, and "
             f"keep={keep} counts only its own. Use a folder for each buffer; to continue a run, load its newest one.",

@@ -69,8 +69,10 @@ class StateDictMixin:
                     if name not in _VARIABLE_SETTINGS and other != value:
                         remedy = "Make the buffer with the settings of the saved buffer."
                         raise SchemaError(explain(f"load_state_dict: {name}", value, other, remedy))
-                trial = _build_buffer(snapshot, _buffer_class(self), config, sampler=_settings(self).get("sampler"))
-                trial.check()
+                trial_buffer = _build_buffer(
+                    snapshot, _buffer_class(self), config, sampler=_settings(self).get("sampler")
+                )
+                trial_buffer.check()
                 for root, previous in vars(self).get("_checkpoints", {}).items():
                     # The next save must write all rows, because the buffer loses those that were saved.
                     self._checkpoints[root] = previous.without_rows()

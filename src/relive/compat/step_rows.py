@@ -200,16 +200,23 @@ class StepRows:
 
         def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
-            both = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
+            advantage_and_return = advantages_and_returns(
+                reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam
+            )
             num_missing = self.num_steps - steps
-            return [torch.cat([x, x.new_zeros(num_missing, *x.shape[1:])]) if num_missing else x for x in both]
+            return [
+                torch.cat([x, x.new_zeros(num_missing, *x.shape[1:])]) if num_missing else x
+                for x in advantage_and_return
+            ]
 
         if is_tree(rewards):
             by_agent = {
                 agent: scores(f"last_values.{agent}", last_value[agent], reward, values[agent], ended[agent])
                 for agent, reward in rewards.items()
             }
-            results = [{agent: both[i] for agent, both in by_agent.items()} for i in range(2)]
+            results = [
+                {agent: advantage_and_return[i] for agent, advantage_and_return in by_agent.items()} for i in range(2)
+            ]
         else:
             results = scores("last_values", last_value, rewards, values, ended)
         self.scores = dict(zip(SCORES, results, strict=True))

@@ -621,9 +621,9 @@ class _ArrayWriter:
     def append(self, rows: np.ndarray) -> None:
         length = len(self._chunk)
         while len(rows):
-            at = self._rows % length
-            part = rows[: length - at]
-            self._chunk[at : at + len(part)] = part
+            start = self._rows % length
+            part = rows[: length - start]
+            self._chunk[start : start + len(part)] = part
             self._rows += len(part)
             rows = rows[len(part) :]
             if self._rows % length == 0:

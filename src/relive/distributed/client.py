@@ -216,10 +216,10 @@ class ClientReader:
     def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
         """Return a reader of the shard's memory; None if the memory cannot be opened in this process."""
         local_shard = self._local.get(shard)
-        is_due = (
+        is_retry_due = (
             self.may_read_in_place and time.monotonic() - self._attempt_times.get(shard, -math.inf) > _REOPEN_SECONDS
         )
-        if is_due if local_shard is None else not local_shard.is_alive:
+        if is_retry_due if local_shard is None else not local_shard.is_alive:
             location = self._calls.call("memory_location", deadline, {shard: ()})[shard]
             local_shard = self._local[shard] = self._open(location, shard)
             self._attempt_times[shard] = time.monotonic()

@@ -96,7 +96,7 @@ def episode_lines(episodes: dict[str, Any]) -> Iterator[Line]:
     yield Line("stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole")
     for name in ("returns", "lengths"):
         if episodes[name] is not None:
-            yield _spread_line(name, episodes[name])
+            yield _range_line(name, episodes[name])
     yield _ends_line(episodes["ends"], episodes["stopped"])
 
 
@@ -106,13 +106,13 @@ def stats_lines(stats: dict[str, Any]) -> Iterator[Line]:
     yield Line("finished", f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {window:,} below")
     for name in ("returns", "lengths"):
         if stats[name] is not None:
-            yield _spread_line(name, stats[name])
+            yield _range_line(name, stats[name])
     yield _ends_line({name: stats[name] for name in ("terminated", "truncated")}, window)
     for name, count in stats["reasons"].items():
         yield Line(f"reason: {name}", share_text(count, window))
     for name, spread in stats["metrics"].items():
         if spread is not None:
-            yield _spread_line(f"metric: {name}", spread)
+            yield _range_line(f"metric: {name}", spread)
 
 
 def reward_lines(report: dict[str, Any]) -> Iterator[Line]:
@@ -149,7 +149,7 @@ def reuse_lines(reuse: dict[str, Any]) -> Iterator[Line]:
     yield Line("draws per row", "", counted["histogram"])
 
 
-def _spread_line(name: str, spread: dict[str, Any]) -> Line:
+def _range_line(name: str, spread: dict[str, Any]) -> Line:
     low, high, mean, median = (number(spread[figure]) for figure in ("min", "max", "mean", "median"))
     return Line(name, f"{low} to {high}, mean {mean}, median {median}", spread["histogram"])
 

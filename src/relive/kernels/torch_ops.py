@@ -52,10 +52,10 @@ def n_step_return(
     k, remaining = 1, min(n, max(len(reward), 1)) - 1
     while remaining:
         if remaining & 1:
-            return_ = _continue(piece, gamma**k, return_, linked, k)
+            return_ = _add_later_rows(piece, gamma**k, return_, linked, k)
         remaining >>= 1
         if remaining:
-            piece, linked = _continue(piece, gamma**k, piece, linked, k), _link(linked, k)
+            piece, linked = _add_later_rows(piece, gamma**k, piece, linked, k), _extend_links(linked, k)
             k *= 2
     return _zero_invalid(return_, _invert_mask(mask))
 
@@ -68,7 +68,7 @@ def vtrace(
     rho, decay = ratio.clamp(max=rho_bar), ratio.clamp(max=c_bar) * (gamma * lam)
     delta = _td_error(reward, value, next_value, terminated, gamma)
     excess = _scan(rho * delta, decay, open_)
-    advantage = rho * _continue(delta, gamma * lam, excess, open_, 1)
+    advantage = rho * _add_later_rows(delta, gamma * lam, excess, open_, 1)
     invalid = _invert_mask(mask)
     return _zero_invalid(advantage, invalid), _zero_invalid(excess + value, invalid)
 
@@ -121,22 +121,22 @@ def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
     """Solve y[t] = x[t] + decay[t] · (linked[t] ? y[t + 1] : 0). The last row must not be linked."""
     k = 1
     while k < len(x):
-        x = _continue(x, decay, x, linked, k)
+        x = _add_later_rows(x, decay, x, linked, k)
         if 2 * k < len(x):
             decay = decay * decay.roll(-k, 0) if isinstance(decay, Tensor) else decay * decay
-            linked = _link(linked, k)
+            linked = _extend_links(linked, k)
         k *= 2
     return x
 
 
-def _continue(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k: int) -> Tensor:
+def _add_later_rows(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k: int) -> Tensor:
     """Return x[t] + decay[t] · later[t + k] where t is linked to t + k, x[t] elsewhere."""
     shifted = later.roll(-k, 0)
     extended = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
     return torch.where(linked, extended, x)
 
 
-def _link(linked: Tensor, k: int) -> Tensor:
+def _extend_links(linked: Tensor, k: int) -> Tensor:
     """Extend links over k rows to 2k rows. Rows that `roll` wraps around do not count, as the last row has no link."""
     return torch.logical_and(linked, linked.roll(-k, 0))
 

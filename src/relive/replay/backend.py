@@ -141,8 +141,8 @@ class Backend:
 
         If next observations are stored explicitly, the slots after them are omitted [1, B].
         """
-        at = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.shift(slots)])
-        return at, self.ids(slots)
+        row_slots = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.shift(slots)])
+        return row_slots, self.ids(slots)
 
     def _gather(
         self, source: tuple[torch.Tensor, ...], indices: tuple[int, ...], slots: torch.Tensor, padded: bool

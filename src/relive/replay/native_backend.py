@@ -39,7 +39,7 @@ class NativeBackend(Backend):
         self._core.watch_cuts(rows.has_stats)
         self._write_back = _make_write_back(self._core, rows)
         self._reads_files = rows.row_checksums is not None
-        self._is_alone = not rows.allocator.persistent
+        self._is_only_process = not rows.allocator.persistent
         """Whether no other process writes these rows and no file holds them."""
         self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few_slots: torch.Tensor | None = None
@@ -101,12 +101,12 @@ class NativeBackend(Backend):
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         slots = self._core.draw(count, random.capsule)
-        return self._draw_from_few(count, random) if slots is None else slots
+        return self._draw_from_list(count, random) if slots is None else slots
 
-    def _draw_from_few(self, count: int, random: Randomness) -> torch.Tensor:
+    def _draw_from_list(self, count: int, random: Randomness) -> torch.Tensor:
         """Draw from a list of all transitions, which are too rare for the core's rejection sampling."""
         slots = self.stored() if self._few_slots is None else self._few_slots
-        self._few_slots = slots if self._is_alone else None
+        self._few_slots = slots if self._is_only_process else None
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 

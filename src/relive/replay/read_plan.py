@@ -172,9 +172,9 @@ class ReadPlan:
         if self.is_transition:
             return replace(row_plan(schema), reduced=self)
         before, after = self.reach
-        steps, nexts = _sequence_groups(before, after + 1)
+        steps, next_group = _sequence_groups(before, after + 1)
         reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths)]
-        reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
+        reads += [LeafRead(next_path(schema.paths[i]), i, next_group) for i in schema.leaf_indices["obs"]]
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
 
     def limit_to_slots(self, slots: int) -> ReadPlan:
@@ -185,8 +185,8 @@ class ReadPlan:
         if self.is_transition:
             return replace(self, reduced=reduced)
         before, after = reduced.reach
-        steps, nexts = _sequence_groups(before, after + 1)
-        reads = (read._replace(group=nexts if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
+        steps, next_group = _sequence_groups(before, after + 1)
+        reads = (read._replace(group=next_group if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
         return replace(self, reads=tuple(reads), reduced=reduced)
 
 
@@ -263,10 +263,10 @@ def sequence_plan(
     schema: Schema, burn_in: int, length: int, cross_episodes: bool = False, step_index: bool = False
 ) -> ReadPlan:
     """Return the plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from there on."""
-    steps, nexts = _sequence_groups(burn_in, length)
+    steps, next_group = _sequence_groups(burn_in, length)
     initial_states = [i for i, field in enumerate(schema.fields) if is_initial_state(field)]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
-    reads += [LeafRead(next_path(schema.paths[i]), i, nexts) for i in schema.leaf_indices["obs"]]
+    reads += [LeafRead(next_path(schema.paths[i]), i, next_group) for i in schema.leaf_indices["obs"]]
     reads += [LeafRead(schema.paths[i], i, FIRST) for i in initial_states]
     return ReadPlan(
         tuple(reads), layout=Layout.PACKED, cross_episodes=bool(cross_episodes), step_index=bool(step_index)

@@ -128,8 +128,8 @@ class Ring:
         """Return the row number of every slot [S, N]."""
         newest = self.newest_rows()
         slot, newest_slot = torch.arange(self.slots, device=newest.device).unsqueeze(1), newest % self.slots
-        lap_start = newest - newest_slot
-        return slot + torch.where(slot > newest_slot, lap_start - self.slots, lap_start)
+        row_at_slot_0 = newest - newest_slot
+        return slot + torch.where(slot > newest_slot, row_at_slot_0 - self.slots, row_at_slot_0)
 
     def ids(self) -> torch.Tensor:
         """Return the ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""

@@ -51,13 +51,15 @@ class DeviceBackend(Backend):
         highest = sorted_slots[-1]
         target = torch.where(slots < 0, highest, slots)
         last = order[torch.searchsorted(sorted_slots, target, right=True) - 1]
-        has_row, at = highest >= 0, target.clamp(min=0)
+        has_row, target_slots = highest >= 0, target.clamp(min=0)
         columns = {i: as_indexable(self.rows.leaves[i].flatten(0, 1)) for i in leaves}
-        values = {i: torch.where(has_row, as_indexable(leaf)[last], columns[i][at]) for i, leaf in leaves.items()}
+        values = {
+            i: torch.where(has_row, as_indexable(leaf)[last], columns[i][target_slots]) for i, leaf in leaves.items()
+        }
 
         def change() -> None:
             for i, column in columns.items():
-                column[at] = values[i]
+                column[target_slots] = values[i]
 
         complete(change)
 
@@ -223,8 +225,8 @@ class TorchBackend(DeviceBackend):
         return None if slots.is_inference() else slots._version
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        at = ids % self.ring.size
-        slots = at.masked_fill(self._get_row_table()[2].index_select(0, at) != ids, -1)
+        candidate_slots = ids % self.ring.size
+        slots = candidate_slots.masked_fill(self._get_row_table()[2].index_select(0, candidate_slots) != ids, -1)
         # Other devices are not checked, because that would synchronise.
         if self._is_host and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
             _, is_unissued = self.ring.locate(ids)
@@ -314,8 +316,10 @@ class UniformIndex:
         first = self._ends - ring.count * ring.num_envs
         places = (first + number * ring.num_envs) % ring.size
         expected = rebuilt._entries.view(-1, ring.slots, ring.num_envs)
-        is_right = (self._entries[:, places] == expected).all(0) | (number >= ring.count)
-        verify_elements(is_right, "uniform index", "the transitions of each environment", self._entries[-1][places])
+        is_consistent = (self._entries[:, places] == expected).all(0) | (number >= ring.count)
+        verify_elements(
+            is_consistent, "uniform index", "the transitions of each environment", self._entries[-1][places]
+        )
         drawable = (ring.kind == TRANSITION).sum()
         verify_elements(self._total == drawable.clamp(min=1), "uniform index", "the number of transitions", self._total)
 
@@ -370,7 +374,7 @@ class TorchWriter:
         # A block of frame stacks is the only write that can be refused after its first steps were written.
         can_be_undone = rows.stacked and blocks and rows.device.type == "cpu"
         undo = (*self._env_state, ring.kind, ring.first, *rows.leaves) if can_be_undone else ()
-        self._undo = [(tensor, tensor.clone()) for tensor in undo]
+        self._old_values = [(tensor, tensor.clone()) for tensor in undo]
         self.write_error: SchemaError | None = None
         """The error that refuses this write; None if the write is valid."""
         self.is_first_attempt = True
@@ -393,7 +397,7 @@ class TorchWriter:
             except SchemaError as error:
                 self.write_error = error
         if self.write_error is not None:
-            for tensor, old_values in self._undo:
+            for tensor, old_values in self._old_values:
                 tensor.copy_(old_values)
         elif self._envs is not None:
             for tensor, new_values in zip(self._ring_state, self._env_state, strict=True):
@@ -461,12 +465,12 @@ class TorchWriter:
         """Remove the oldest transitions to make room; returns the slots of rows kept as history, and the new counts."""
         ring = self._ring
         keeps_history = ring.slots > ring.num_sampleable
-        leaving_slots = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)
-        kind = self._kind.index_select(0, leaving_slots)
-        is_leaving = kind == TRANSITION
+        expiring_slots = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)
+        kind = self._kind.index_select(0, expiring_slots)
+        is_expiring = kind == TRANSITION
         if keeps_history:
-            self._defer(self._kind.index_copy_, 0, leaving_slots, kind.masked_fill_(is_leaving, HISTORY))
-        return leaving_slots if keeps_history else None, self._count - is_leaving.view(ids.shape).sum(0)
+            self._defer(self._kind.index_copy_, 0, expiring_slots, kind.masked_fill_(is_expiring, HISTORY))
+        return expiring_slots if keeps_history else None, self._count - is_expiring.view(ids.shape).sum(0)
 
     def _write_row(
         self, leaves: list[torch.Tensor], slots: torch.Tensor, is_start: torch.Tensor, reset: torch.Tensor | None

@@ -58,9 +58,9 @@ class TorchReader(PlanReader):
         self._windows = {group: _leaf_paths(plan, group) for group in plan.groups if group.offsets is not None}
         items = [group for group in plan.groups if group.offsets is None and group.anchor is not Anchor.SUM]
         self._items = {group.anchor: _leaf_paths(plan, group) for group in items}
-        rows, nexts = (self._items.get(anchor, {}) for anchor in (Anchor.ROW, Anchor.NEXT))
-        shared_leaves = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in nexts]
-        self._shared_leaves = {leaf: (rows.pop(leaf), nexts.pop(leaf)) for leaf in shared_leaves}
+        rows, next_items = (self._items.get(anchor, {}) for anchor in (Anchor.ROW, Anchor.NEXT))
+        shared_leaves = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in next_items]
+        self._shared_leaves = {leaf: (rows.pop(leaf), next_items.pop(leaf)) for leaf in shared_leaves}
         """Leaves of a row and of its next observation, which one call reads."""
 
     def read(self, slots: torch.Tensor) -> Leaves:
@@ -112,17 +112,17 @@ class TorchReader(PlanReader):
     def _read_offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """Read the leaves of groups with offsets, and their masks."""
         steps, inside = find_nearest_steps(self.plan, extent)
-        at = self._backend.ring.shift(slots.unsqueeze(1), steps)
+        offset_slots = self._backend.ring.shift(slots.unsqueeze(1), steps)
         zeros = self.plan.layout is Layout.ZEROS
         if zeros:
-            at = torch.where(inside, at, -1)
+            offset_slots = torch.where(inside, offset_slots, -1)
         sizes = [len(group.offsets or ()) for group in self._windows]
         batch: Leaves = {}
-        for (group, leaves), where, mask in zip(
-            self._windows.items(), at.split(sizes, 1), inside.split(sizes, 1), strict=True
+        for (group, leaves), group_slots, mask in zip(
+            self._windows.items(), offset_slots.split(sizes, 1), inside.split(sizes, 1), strict=True
         ):
-            read = self._backend.read_leaves(where.contiguous().view(-1), tuple(leaves), padded=zeros)
-            batch |= zip(leaves.values(), (leaf.unflatten(0, where.shape) for leaf in read), strict=True)
+            read = self._backend.read_leaves(group_slots.contiguous().view(-1), tuple(leaves), padded=zeros)
+            batch |= zip(leaves.values(), (leaf.unflatten(0, group_slots.shape) for leaf in read), strict=True)
             if group.mask is not None:
                 batch[group.mask] = mask.contiguous()
         return batch
@@ -198,11 +198,11 @@ def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
     rows = count_from(0, len(train), 1, device)
     batch, last = {INDEX: steps[INDEX]}, torch.zeros_like(preceding)
     if plan.n:
-        at = rows.unsqueeze(1), preceding.unsqueeze(1) + count_from(0, plan.n, 1, device)
-        is_over, missing = find_missing_steps(~continues[at].t())
+        summed_positions = rows.unsqueeze(1), preceding.unsqueeze(1) + count_from(0, plan.n, 1, device)
+        is_over, missing = find_missing_steps(~continues[summed_positions].t())
         summed = [read.path for read in plan.reads if read.group.anchor is Anchor.SUM]
         sums, batch[DISCOUNT] = n_step_sums(
-            [steps[path][at].transpose(0, 1) for path in summed], is_over, missing, plan.gamma
+            [steps[path][summed_positions].transpose(0, 1) for path in summed], is_over, missing, plan.gamma
         )
         batch |= zip(summed, sums, strict=True)
         last = plan.n - 1 - missing
@@ -223,13 +223,13 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
     following, sizes = extent.following.unsqueeze(1), [len(group.offsets or ()) for group in groups]
     batch: Leaves = {}
     for group, step, mask in zip(groups, nearest_steps.split(sizes, 1), inside.split(sizes, 1), strict=True):
-        at = torch.minimum(step, following) + extent.preceding.unsqueeze(1)
+        positions = torch.minimum(step, following) + extent.preceding.unsqueeze(1)
         for path in _leaf_paths(plan, group).values():
             obs_path = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
-            leaf = as_indexable(steps[obs_path])[rows, at]
+            leaf = as_indexable(steps[obs_path])[rows, positions]
             if group.counts_observations:
                 leaf = torch.where(
-                    add_axes(step > following, leaf), as_indexable(steps[next_path(obs_path)])[rows, at], leaf
+                    add_axes(step > following, leaf), as_indexable(steps[next_path(obs_path)])[rows, positions], leaf
                 )
             if plan.layout is Layout.ZEROS:
                 leaf = leaf.masked_fill(add_axes(~mask, leaf), 0)

@@ -24,7 +24,7 @@ def check_positive_int(where: str, value: object, max: float = _MAX_INT) -> int:
         raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
     if value > max:
         expected = "a positive int below 2^63" if max == _MAX_INT else f"at most {max}"
-        raise SchemaError(explain(where, expected, _short_integer(int(value)), "Pass a smaller int."))
+        raise SchemaError(explain(where, expected, _integer_text(int(value)), "Pass a smaller int."))
     return int(value)
 
 
@@ -153,6 +153,6 @@ def type_name(value: object) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _short_integer(value: int) -> str:
+def _integer_text(value: int) -> str:
     """Return the digits of an int, or its number of bits if it is large."""
     return str(value) if value.bit_length() < 128 else f"an int of {value.bit_length()} bits"

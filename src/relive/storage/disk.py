@@ -435,12 +435,12 @@ class DiskAllocator(Allocator):
 
     @contextmanager
     def replacing_contents(self) -> Iterator[None]:
-        had_rows = bool(self._owner.head.any())
+        replaces_rows = bool(self._owner.head.any())
         try:
             self._unpublish()
             yield
         except BaseException:
-            if had_rows:
+            if replaces_rows:
                 self._publish_again()
             else:
                 # A load into a new buffer has failed: its folder is deleted.

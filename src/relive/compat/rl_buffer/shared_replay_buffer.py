@@ -83,8 +83,8 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         core = self.core
         if get_spawning_popen() is None:
             return super().__getstate__()
-        left_out = ("_core", *self._derived_attributes)
-        return {**{name: x for name, x in vars(self).items() if name not in left_out}, "_core": core.handle()}
+        omitted_names = ("_core", *self._derived_attributes)
+        return {**{name: x for name, x in vars(self).items() if name not in omitted_names}, "_core": core.handle()}
 
     def _derive(self) -> None:
         if isinstance(self._core, Handle):

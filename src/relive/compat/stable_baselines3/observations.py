@@ -79,8 +79,8 @@ def reshape_step(shapes: Shapes, obs: Any) -> Any:
     if array.shape == shapes:
         return array
     # Discrete observations have shape (n,), and those of a single environment may lack its axis: axes of 1 may differ.
-    differs_in_ones_only = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
-    return array.reshape(shapes) if differs_in_ones_only else array
+    equal_without_ones = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
+    return array.reshape(shapes) if equal_without_ones else array
 
 
 def copy_if_shared(next_obs: Any, obs: Any) -> Any:

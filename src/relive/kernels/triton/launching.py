@@ -48,8 +48,8 @@ class Launch:
         self._compiled: dict[bool, Any] = {}
         """Compiled kernels by whether all addresses of a call are divisible by 16."""
 
-    def __call__(self, near: torch.Tensor, grid: tuple[int, int, int], *arguments: Any) -> None:
-        """Launch on the device of `near`, on its current stream. Triton alone would use the current device."""
+    def __call__(self, device_tensor: torch.Tensor, grid: tuple[int, int, int], *arguments: Any) -> None:
+        """Launch on the device of `device_tensor`, on its current stream. Triton alone would use the current device."""
         if INTERPRETED:
             self._kernel[grid](*self.as_words(arguments), *self._fixed, **self._constants)
             return
@@ -67,7 +67,7 @@ class Launch:
                 low_bits |= address
                 plain.append(address)
         is_aligned = low_bits % 16 == 0
-        with torch.cuda.device_of(near):
+        with torch.cuda.device_of(device_tensor):
             compiled = self._compiled.get(is_aligned)
             if compiled is None:
                 compiled = self._compiled[is_aligned] = self._compile(is_aligned, arguments)
@@ -114,13 +114,13 @@ def _to_address(argument: Any) -> Any:
 _launches: dict[Any, Launch] = {}
 
 
-def launch(kernel: Any, near: torch.Tensor, programs: int, *arguments: Any, **constants: Any) -> None:
+def launch(kernel: Any, device_tensor: torch.Tensor, programs: int, *arguments: Any, **constants: Any) -> None:
     """Launch a kernel that has no fixed arguments. The `Launch` is cached by kernel, device and constants."""
-    key = kernel, near.device, *constants.items()
+    key = kernel, device_tensor.device, *constants.items()
     bound = _launches.get(key)
     if bound is None:
         bound = _launches[key] = Launch(kernel, (), constants)
-    bound(near, (programs, 1, 1), *arguments)
+    bound(device_tensor, (programs, 1, 1), *arguments)
 
 
 def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:

@@ -163,7 +163,7 @@ def _locate(ids, kind, head, is_open, slots, num_envs, num_sampleable, inside):
 
 
 @triton.jit
-def _add_count(counter, mask):
+def _add_num_true(counter, mask):
     count = tl.sum(mask.to(tl.int64), axis=0)
     if count > 0:
         tl.atomic_add(counter, count)
@@ -199,12 +199,12 @@ def check_priorities_kernel(
     tl.store(accepted_leaves + position, tl.where(is_accepted, leaf, -1), inside)
     tl.store(masses + position, mass, inside)
     tl.atomic_max(stamps + leaf, (position + 1).to(tl.int32), is_accepted)
-    _add_count(stale, inside & ~is_stored)
-    _add_count(faults + 1, is_unknown)
+    _add_num_true(stale, inside & ~is_stored)
+    _add_num_true(faults + 1, is_unknown)
     if TRANSFORMS:
-        _add_count(faults, inside & ~is_valid)
-        largest_here = tl.max(tl.where(is_accepted, value, 0.0), axis=0)
-        tl.atomic_max(largest, largest_here.to(tl.int64, bitcast=True))
+        _add_num_true(faults, inside & ~is_valid)
+        block_largest = tl.max(tl.where(is_accepted, value, 0.0), axis=0)
+        tl.atomic_max(largest, block_largest.to(tl.int64, bitcast=True))
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -41,11 +41,11 @@ def random_pair(key, call, position, attempt):
     low = (call & 0xFFFFFFFF).to(tl.uint32)
     high = ((call >> 32) & 0xFFFFFFFF).to(tl.uint32)
     a, b, c, d = tl.philox(key, position.to(tl.uint32), low, high, (position * 0 + attempt).to(tl.uint32))
-    return _join(a, b), _join(c, d)
+    return _join_words(a, b), _join_words(c, d)
 
 
 @triton.jit
-def _join(a, b):
+def _join_words(a, b):
     return ((a.to(tl.uint64) << 31) ^ b.to(tl.uint64)).to(tl.int64) & 0x7FFFFFFFFFFFFFFF
 
 

@@ -70,18 +70,20 @@ def windows_kernel(
     out = position * length
     burn_in = position.to(tl.int32) * 0
     if BACK > 0:
-        slot, is_step, nth = _steps(
+        slot, is_step, step_counts = _steps(
             kind, first, row, env, tl.maximum(oldest, 0), newest, slots, num_envs, valid, True, CROSS, BACK
         )
-        is_step = is_step & (nth <= before)
+        is_step = is_step & (step_counts <= before)
         burn_in = tl.sum(is_step.to(tl.int32), axis=1)
-        target = out[:, None] + burn_in[:, None] - nth
+        target = out[:, None] + burn_in[:, None] - step_counts
         tl.store(windows + target, slot, is_step)
         tl.store(is_first + target, tl.load(first + slot, is_step, other=0), is_step)
-    slot, is_step, nth = _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, False, CROSS, AHEAD)
-    is_step = is_step & (nth <= after)
+    slot, is_step, step_counts = _steps(
+        kind, first, row, env, oldest, newest, slots, num_envs, valid, False, CROSS, AHEAD
+    )
+    is_step = is_step & (step_counts <= after)
     num_steps = burn_in + tl.sum(is_step.to(tl.int32), axis=1)
-    target = out[:, None] + burn_in[:, None] + nth - 1
+    target = out[:, None] + burn_in[:, None] + step_counts - 1
     tl.store(windows + target, slot, is_step)
     tl.store(is_first + target, tl.load(first + slot, is_step, other=0), is_step)
     step = tl.arange(0, LENGTH)[None, :]
@@ -113,10 +115,10 @@ class Windows(NamedTuple):
 def find_windows(rings: Rings, flat_slots: torch.Tensor, before: int, after: int, cross: bool, out: Windows) -> None:
     """Find the windows of slots [B], at most `MAX_STEPS` steps each."""
     # When windows cross episodes, up to two final rows separate two steps, so three rows are loaded per step.
-    num_back, num_ahead = (steps * (3 if cross else 1) for steps in (before, after))
+    num_rows_before, num_rows_after = (steps * (3 if cross else 1) for steps in (before, after))
     tiles = {
-        "BACK": triton.next_power_of_2(num_back) if before else 0,
-        "AHEAD": triton.next_power_of_2(num_ahead) if after else 0,
+        "BACK": triton.next_power_of_2(num_rows_before) if before else 0,
+        "AHEAD": triton.next_power_of_2(num_rows_after) if after else 0,
         "LENGTH": triton.next_power_of_2(before + after),
     }
     rows, widest = len(flat_slots), max(tiles.values())

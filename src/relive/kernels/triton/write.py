@@ -274,7 +274,7 @@ InputLeaves = tuple[torch.Tensor, ...]
 """Leaves of the steps to write, as contiguous tensors."""
 
 
-def _set_tiles(layouts: Sequence[LeafLayout], per_program: int) -> tuple[LeafLayout, ...]:
+def _choose_tiles(layouts: Sequence[LeafLayout], per_program: int) -> tuple[LeafLayout, ...]:
     """Return the layouts with the widest tiles that `per_program` environments per program allow."""
     max_words = MAX_COLUMNS if INTERPRETED else min(1024 // per_program, 512)
     tiles = []
@@ -331,7 +331,7 @@ class StepWriter:
             rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size,
             rings.num_sampleable,
         )  # fmt: skip
-        tiles = dict(zip(("OBS", "REST"), (_set_tiles(group, self._per_program) for group in layouts), strict=True))
+        tiles = dict(zip(("OBS", "REST"), (_choose_tiles(group, self._per_program) for group in layouts), strict=True))
         self._constants = {
             **tiles, "TERMINATED": flags[0], "TRUNCATED": flags[1], "NEXT_STEP": next_step,
             "KEEPS_NEXT": bool(next_obs), "HAS_HISTORY": rings.slots > rings.num_sampleable,

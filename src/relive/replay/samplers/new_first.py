@@ -76,12 +76,12 @@ class NewFirst(Sampler):
             (places * ring.num_envs + self._envs.repeat(width)).topk(min(max_rows, len(places)), largest=False).values
         )
         is_new, env = queue < width * ring.num_envs, queue % ring.num_envs
-        at = torch.where(is_new, queue, 0)
-        next_rows = begin[env] + at // ring.num_envs + steps.view(-1)[at]
+        queue_index = torch.where(is_new, queue, 0)
+        next_rows = begin[env] + queue_index // ring.num_envs + steps.view(-1)[queue_index]
         self._first_new_rows.copy_(
             self._first_new_rows.scatter_reduce(0, env, torch.where(is_new, next_rows, 0), "amax")
         )
-        return torch.where(is_new, slots.view(-1)[at], -1)
+        return torch.where(is_new, slots.view(-1)[queue_index], -1)
 
     def _find_ready(
         self, slots: torch.Tensor, is_written: torch.Tensor, place: torch.Tensor

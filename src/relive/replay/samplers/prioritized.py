@@ -244,8 +244,8 @@ class Prioritized(Sampler):
             raise ValueError(f"the largest priority: expected a finite number of at least 0, got {largest}")
         self.tree.leaves_view()[: self._slots].copy_(mass)
         self.tree.rebuild()
-        device_largest = saved["largest"].to(self.storage.device)
-        self._largest = device_largest if as_numpy_if_cpu(device_largest) is device_largest else largest
+        largest_on_device = saved["largest"].to(self.storage.device)
+        self._largest = largest_on_device if as_numpy_if_cpu(largest_on_device) is largest_on_device else largest
         self.num_drawn = int(saved["draws"])
         if self._calls is not None:
             self._calls[0] = int(saved["calls"])
@@ -431,10 +431,10 @@ def _check_beta(value: Any) -> float:
 def refuse_priorities(is_invalid: torch.Tensor, values: torch.Tensor) -> None:
     """Raise a PriorityError for the first invalid priority, if there is one."""
     if is_invalid.any():
-        at = int(is_invalid.nonzero()[0])
-        expected = "a finite number of at least 0 (and finite to the power of alpha)"
+        position = int(is_invalid.nonzero()[0])
+        expected = "a finite number of position least 0 (and finite to the power of alpha)"
         remedy = "Pass absolute errors that are finite."
-        raise PriorityError(explain(f"priority[{at}]", expected, float(values[at]), remedy))
+        raise PriorityError(explain(f"priority[{position}]", expected, float(values[position]), remedy))
 
 
 def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0.9) -> torch.Tensor:

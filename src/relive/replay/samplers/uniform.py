@@ -121,8 +121,8 @@ class WithoutReplacement(Sampler):
         verify_elements(~is_cleared, "epoch", "rows since the last clear", remaining_ids)
         is_remaining = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=remaining_ids.device)
         is_remaining[slots[slots >= 0]] = True
-        num_rows_twice = int((slots >= 0).sum() - is_remaining.sum())
-        verify(not num_rows_twice, "epoch", "every row once", f"{num_rows_twice} rows twice")
+        num_repeated_rows = int((slots >= 0).sum() - is_remaining.sum())
+        verify(not num_repeated_rows, "epoch", "every row once", f"{num_repeated_rows} rows twice")
 
     def on_recover(self) -> None:
         self._remaining_ids = self._remaining_ids[self._ring.locate(self._remaining_ids)[0] >= 0]

@@ -99,9 +99,9 @@ class Window:
                 node = node.setdefault(name, {})
             full_range = range(steps[0], steps[0] + len(steps))
             node[path[-1]] = full_range if len(steps) > 2 and steps == tuple(full_range) else steps
-        more: dict[str, Any] = {} if self.view == DEFAULT_VIEW else {"view": self.view}
-        more |= {} if self.pad == "repeat" else {"pad": self.pad}
-        return f"Window({', '.join(f'{name}={value!r}' for name, value in (tree | more).items())})"
+        other_arguments: dict[str, Any] = {} if self.view == DEFAULT_VIEW else {"view": self.view}
+        other_arguments |= {} if self.pad == "repeat" else {"pad": self.pad}
+        return f"Window({', '.join(f'{name}={value!r}' for name, value in (tree | other_arguments).items())})"
 
     def plan(self, schema: Schema) -> ReadPlan:
         windows: dict[Path, Group] = {}
