@@ -105,6 +105,11 @@ def test_a_loaded_buffer_continues_its_lineage_and_copies_do_not(tmp_path: Path)
     assert len(set(lineages(tmp_path).values())) == 3
 
 
+def test_a_pickle_refers_to_a_function_whose_name_stays() -> None:
+    restore, *_ = make_filled_replay().__reduce_ex__(5)
+    assert (restore.__module__, restore.__qualname__) == ("relive.checkpoint.state_dict", "_unpickled")
+
+
 def test_a_run_that_was_continued_by_somebody_else_becomes_another(tmp_path: Path) -> None:
     """Two buffers that continue one checkpoint would delete each other's checkpoints."""
     replay = make_filled_replay()

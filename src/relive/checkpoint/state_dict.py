@@ -98,7 +98,7 @@ class StateDictMixin:
         with self._lock:
             snapshot = _snapshot_for_copy(self)
             parts = snapshot.config, snapshot.values, pack(snapshot.arrays), pack(snapshot.columns)
-            return _unpickle, (type(self), _buffer_class(self), _settings(self), *parts), _added_attributes(self)
+            return _unpickled, (type(self), _buffer_class(self), _settings(self), *parts), _added_attributes(self)
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         vars(self).update(attributes)
@@ -175,7 +175,7 @@ def _added_attributes(buffer: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}
 
 
-def _unpickle(
+def _unpickled(
     kind: type,
     buffer_class: Any,
     settings: dict[str, Any],
