@@ -72,7 +72,7 @@ $(SANITIZERS:%=sanitize-%): sanitize-%: .venv/installed
 bench: .venv/bench
 	$(BIN)/python -m $(if $(DEVICE),benchmarks.devices --device $(DEVICE),benchmarks --quick)
 
-# Checks and measures everything on your GPU in under ten minutes; writes relive-gpu-report.md and .json to send back.
+# Checks and measures everything on your GPU; writes relive-gpu-report.md and .json to send back.
 gpu-report: .venv/package
 	$(BIN)/python -m relive.gpu_report
 

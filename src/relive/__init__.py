@@ -1,4 +1,4 @@
-"""relive: the experience memory of reinforcement learning in PyTorch."""
+"""Experience buffers for reinforcement learning in PyTorch."""
 
 from relive import kernels
 from relive.checkpoint.loading import load

@@ -1,7 +1,7 @@
 """Check and time relive on a GPU: `python -m relive.gpu_report` writes a Markdown page and a JSON file.
 
-Takes under ten minutes on a small GPU. Nothing is sent: please attach both files to an issue. Without a GPU,
-`--device interpreter` runs the supported sections at small sizes in Triton's interpreter.
+It should take under ten minutes on a small GPU; nobody has run it on one yet. Nothing is sent: please attach both files
+to an issue. Without a GPU, `--device interpreter` runs the supported sections at small sizes in Triton's interpreter.
 """
 # A section is a function that yields the rows of its table. Sections compare a device with the host bit for bit, or
 # measure host and device time.
