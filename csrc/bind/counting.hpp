@@ -91,7 +91,7 @@ public:
                 refuse("array: expected [rows, envs, …]");
             CountedLeaf& leaf = leaves[i];
             leaf.dtype = array.dtype;
-            // The shape per environment; the other members are not set.
+            // `item` has only the shape of one environment's values, to count the elements.
             ArrayView item;
             item.ndim = array.ndim - 2;
             std::copy_n(array.shape + 2, item.ndim, item.shape);

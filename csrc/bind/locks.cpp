@@ -39,7 +39,7 @@ private:
 using Clock = std::chrono::steady_clock;
 using Status = ProcessMutex::Status;
 
-// Seconds from which on waiting is unlimited, because the nanoseconds could overflow.
+// Timeouts of more seconds than this are unlimited, because the nanoseconds could overflow.
 constexpr double kUnlimited = 1e9;
 
 // A context manager around a mutex shared by processes. The first holder after a dead one repairs the data.

@@ -206,8 +206,8 @@ public:
         return memory_.ring.draw(count, read_generator(capsule), slots) ? out : nb::none();
     }
 
-    // Call a method of the ring for each slot: row id, or number of following or preceding transitions of the episode. A
-    // slot of -1 gives -1.
+    // Return a method's result for each slot: the row id, or the number of transitions before or after the slot in its
+    // episode. A slot of -1 gives -1.
     template <int64_t (Ring::*kMethod)(int64_t) const>
     nb::object map_slots(nb::handle slots) const {
         const Array in = read_slots(slots, memory_, -1);

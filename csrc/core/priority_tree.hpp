@@ -346,7 +346,7 @@ struct PriorityUpdate {
     std::vector<int64_t> leaves;
     std::vector<double> masses;
 
-    // Compute the masses (priority + eps)^alpha. Negative rows are skipped.
+    // Compute the masses (priority + eps)^alpha. Entries with a negative leaf are skipped.
     template <class T>
     PriorityUpdate(const int64_t* rows, const T* priorities, int64_t count, double alpha, double eps)
         : leaves(static_cast<size_t>(count)), masses(static_cast<size_t>(count)) {

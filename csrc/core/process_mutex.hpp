@@ -70,7 +70,7 @@ public:
         pthread_mutex_unlock(&cell_->mutex);
     }
 
-    // Whether this object held the mutex last while another object waits. `give_way` must then be called before locking.
+    // Whether this object held the mutex last while another object waits. If so, call `give_way` before locking.
     bool must_give_way() const {
         return depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == name_;
     }
@@ -106,7 +106,7 @@ private:
     struct Cell {
         pthread_mutex_t mutex;
         uint8_t is_repaired;
-        // Names of the last holder and of one waiting object; 0 if there is none.
+        // Random names of the object that held the mutex last and of one waiting object; 0 if there is none.
         std::atomic<uint32_t> last, wanted;
     };
     static_assert(sizeof(Cell) <= kBytes && std::atomic<uint32_t>::is_always_lock_free);

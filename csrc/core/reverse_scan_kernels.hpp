@@ -220,7 +220,7 @@ struct LambdaReturn {
     using Values = typename R::Values;
     using Carry = Values;
     Values gamma, decay, keep;
-    // False for λ = 1. Next values of open steps then have no weight, even if they are NaN.
+    // False for λ = 1: the next values of open steps then have weight 0 and are not read, because they may be NaN.
     bool reads_open;
 
     template <class Job>

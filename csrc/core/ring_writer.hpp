@@ -16,7 +16,7 @@ struct InputLeaf {
     // The caller's memory, before any cast.
     const char* source;
     int64_t source_bytes;
-    // The items after a cast.
+    // Copies of the items in the dtype of the column, if they need a cast.
     std::vector<char> scratch;
 };
 
@@ -317,7 +317,7 @@ private:
         continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
     }
 
-    // Whether all environments have the same head, and all continue their episodes or all start one.
+    // Whether all environments have the same head, and either all continue their episodes or all start one.
     bool all_continue(int64_t t) const {
         const int64_t envs = ring_.envs, row = ring_.head[0], flat = ring_.at(row, 0);
         const bool open = ring_.open[0];

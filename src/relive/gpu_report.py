@@ -707,7 +707,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     start = perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        # With an empty cache the first call of each kernel compiles it.
+        # The cache folder is empty, so the first call of each kernel compiles the kernel.
         os.environ["TRITON_CACHE_DIR"] = cache
         target = Target(torch.device("cpu" if is_interpreted else options.device), SMALL if is_interpreted else Sizes())
         target.fasttd3 = options.fasttd3

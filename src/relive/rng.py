@@ -45,7 +45,7 @@ class Randomness:
         """Return the position in the stream, as values and arrays of a `State`."""
         bits, devices = self._host_and_devices()
         values = {
-            # Text, because other JSON readers would round integers of 128 bits.
+            # The integers are saved as text, because other JSON readers would round integers of 128 bits.
             "state": str(bits["state"]["state"]),
             "inc": str(bits["state"]["inc"]),
             "has_uint32": int(bits["has_uint32"]),
@@ -70,7 +70,7 @@ class Randomness:
                 raise names.error("accelerators, each with a generator state")
             self._set_position(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
         except (RuntimeError, TypeError) as error:
-            # This machine lacks the device, or the state is none of its generator.
+            # The machine may lack the device, or the saved state may be invalid for its generator.
             raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:

@@ -196,7 +196,7 @@ def _restore(
             # `check()` of the buffer has refused its state.
             raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
         previous, rows = PreviousSave(manifest.lineage, number, damaged_numbers=damaged_numbers), buffer.rows()
-        # With another config the rows may be in other slots: then the next save writes all of them.
+        # With another config the rows may be in other slots, so the next save writes all rows.
         if rows is not None and buffer.config() == manifest.config:
             previous = replace(previous, segments=segments, saved_until=rows.stop)
         remember(buffer, archive.root, previous)

@@ -136,7 +136,7 @@ def _add_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> Sn
     note_state = State.of_parts({"note": note})
     values = state.values | note_state.values
     if "memory" in values:
-        # In format 1 the name of the memory is the last value.
+        # Format 1 stores the name of the memory as the last entry of the values.
         values["memory"] = values.pop("memory")
     return state._replace(values=values, arrays=state.arrays | note_state.arrays)
 
@@ -179,7 +179,7 @@ def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[i
 
 
 def _write_segments(archive: Archive, number: int, rows: Rows, previous: PreviousSave) -> list[Segment]:
-    """Write new rows, and return the segments of all rows: those of `previous` that are still needed, and new ones."""
+    """Write new rows; return the segments of all rows: the segments of `previous` with stored rows, and new ones."""
     segments = [segment for segment in previous.segments if bool((segment.stop > rows.first).any())]
     first = rows.first
     if previous.saved_until is not None:

@@ -39,7 +39,7 @@ class PicklableBuffer:
     """Names of the attributes that `_derive` sets."""
 
     def _derive(self) -> None:
-        """Set the derived attributes after the others were restored; a core is its state, for `restore_core`."""
+        """Set the derived attributes from the others; a core is present as its state, for `restore_core`."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class StepRows:
         self._is_in_core = True
 
     def _bind(self) -> None:
-        """Make the writer for the present memory; `share_memory_` moves that of a tensor."""
+        """Make the writer for the current memory; `share_memory_` moves the memory of a tensor."""
         self._writer = row_writer([x for _, x in self._leaves], [False] * len(self._leaves), has_env_axis=True)
 
     @property

@@ -166,12 +166,12 @@ class _Hdf5Source(RowSource):
         omitted_columns = {
             column for column, field in user_columns.items() if field is None and not self._is_hidden(column)
         }
-        first_forms = _column_forms(first, omitted_columns)
+        expected_forms = _column_forms(first, omitted_columns)
         for other in other_groups:
             forms = _column_forms(other, omitted_columns)
-            for column in (*first_forms, *forms):
-                if forms.get(column) != first_forms.get(column):
-                    expected = f"{first_forms.get(column, 'no array')}, as in {first.group.name[1:]}"
+            for column in (*expected_forms, *forms):
+                if forms.get(column) != expected_forms.get(column):
+                    expected = f"{expected_forms.get(column, 'no array')}, as in {first.group.name[1:]}"
                     got = forms.get(column, "no array")
                     raise dataset_error(f"{_item_name(other.group)}/{column}", expected, got, "Repair the file.")
         return {

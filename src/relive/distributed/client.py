@@ -128,9 +128,10 @@ class Calls:
     def call(
         self, method: str, deadline: float, arguments: Mapping[int, tuple[Any, ...]] | None = None
     ) -> dict[int, Any]:
-        """Call an idempotent method of the shards in `arguments`, or of all shards without arguments, at once.
+        """Call a method of several shards at once, and return their answers.
 
-        A shard that restarts is called again.
+        `arguments` are the arguments by shard; None calls all shards without arguments. The method must be idempotent,
+        because a shard that restarts is called again.
         """
         arguments = dict.fromkeys(range(len(self._actors)), ()) if arguments is None else arguments
         refs = {shard: self.start(shard, method, *arguments[shard]) for shard in arguments}
@@ -193,7 +194,7 @@ class ClientReader:
     def call(
         self, method: str, deadline: float, arguments: Mapping[int, tuple[Any, ...]] | None = None
     ) -> dict[int, Any]:
-        """Call a method of the shards in `arguments`, or of all shards without arguments; return the answers."""
+        """Call a method of several shards, and return their answers; see `Calls.call`."""
         arguments = dict.fromkeys(range(self._plan.num_shards), ()) if arguments is None else arguments
         local_readers = {shard: self._local_reader(shard, deadline) for shard in arguments}
         remote = {shard: arguments[shard] for shard, reader in local_readers.items() if reader is None}
@@ -247,7 +248,7 @@ class _LocalShard:
 
     @property
     def is_alive(self) -> bool:
-        # Made for every call, because threads cannot share a poll object.
+        # Every call makes a poll object, because threads cannot share one.
         poll = select.poll()
         poll.register(self._process_fd, select.POLLIN)
         return not poll.poll(0)

@@ -142,7 +142,7 @@ class ServicePlan:
         return Memory.shared() if supports_persistent_memory() else Memory.of("cpu")
 
     def derive_seed(self, number: int) -> int | None:
-        """Return the seed of the shard `number`; the number `num_shards` is that of the client."""
+        """Return the seed of the shard `number`; with the number `num_shards`, return the seed of the client."""
         if self.seed is None:
             return None
         return int(np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> 1)

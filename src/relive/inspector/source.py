@@ -39,7 +39,7 @@ ReadRows = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Episodes:
-    """The rows of E episodes: arrays [E], in the order of rows."""
+    """First and last rows of E episodes and facts about them, as arrays [E] in the order of rows."""
 
     start: np.ndarray
     """The first row."""

@@ -260,7 +260,7 @@ class _TorchTree:
 
 
 def _repeat_last_values(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Replace each value by that of the last entry with the same leaf, to make scattering deterministic."""
+    """Replace each value by the value of the last entry with the same leaf, to make scattering deterministic."""
     # searchsorted warns about an input that is not contiguous.
     leaves = leaves.contiguous()
     sorted_leaves, order = leaves.sort(stable=True)

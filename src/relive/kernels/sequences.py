@@ -89,7 +89,7 @@ def reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
     row.
     """
     follows_end = torch.cat([resetting.unsqueeze(0), ended])
-    # This shortcut would synchronise on other devices.
+    # This shortcut is taken on the CPU only: on other devices it would synchronise.
     if follows_end.is_cpu and not (follows_end[:-1] & ended).any():
         return follows_end
     # A reset row may be flagged as ended too, so in a run of consecutive ends only every second row is a reset row.

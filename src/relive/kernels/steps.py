@@ -110,7 +110,7 @@ class _TorchRows:
         self, row: int, leaves: tuple[torch.Tensor | None, ...], columns: tuple[int, ...] | None
     ) -> int:
         if not self._views:
-            # With cached views of all rows a step takes two torch operations.
+            # The views of all rows are cached: a step then takes only two torch operations.
             rows = max(map(len, self._tensors))
             # Views made in inference mode could not be written outside of it.
             with torch.inference_mode(False):

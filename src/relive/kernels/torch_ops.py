@@ -32,7 +32,7 @@ def lambda_return(
 ) -> Tensor:  # fmt: skip
     open_ = _open(terminated, truncated, mask)
     bootstrap = next_value.masked_fill(terminated, 0)
-    # With λ = 1 the next value of an open step has no weight, even if it is NaN.
+    # With λ = 1 the next value of an open step has weight 0 and is replaced by 0, because it may be NaN.
     weighted_bootstrap = (
         torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
     )
@@ -67,10 +67,10 @@ def vtrace(
     open_ = _open(terminated, truncated, mask)
     rho, decay = ratio.clamp(max=rho_bar), ratio.clamp(max=c_bar) * (gamma * lam)
     delta = _td_error(reward, value, next_value, terminated, gamma)
-    excess = _scan(rho * delta, decay, open_)
-    advantage = rho * _add_later_rows(delta, gamma * lam, excess, open_, 1)
+    value_corrections = _scan(rho * delta, decay, open_)
+    advantage = rho * _add_later_rows(delta, gamma * lam, value_corrections, open_, 1)
     invalid = _invert_mask(mask)
-    return _zero_invalid(advantage, invalid), _zero_invalid(excess + value, invalid)
+    return _zero_invalid(advantage, invalid), _zero_invalid(value_corrections + value, invalid)
 
 
 def add_axes(flags: Tensor, like: Tensor) -> Tensor:

@@ -342,7 +342,7 @@ class ReplayBuffer(StateDictMixin):
     def _plan_counts(
         self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None, measurements: Mapping[str, Any]
     ) -> Callable[[], None]:
-        """Compute how a write changes the statistics, before it happens; see `Observers.plan`."""
+        """Compute how a write will change the statistics; see `Observers.plan`."""
         rows = self.storage.rows
         lead = rows.step_shape(envs, steps)
         block = {
@@ -363,7 +363,7 @@ class ReplayBuffer(StateDictMixin):
             count()
 
     def _issue_warning(self) -> None:
-        """Issue the warning about earlier steps, if there is one; called before a call changes anything."""
+        """Issue the pending warning about earlier steps, if any. Methods call this before they change anything."""
         message, self.storage.warning = self.storage.warning, None
         if message is not None:
             warn_user(message)

@@ -175,7 +175,7 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
 
 
 def _check_episodes(rows: RowStorage, host: _HostRows) -> None:
-    """Verify the rows between episodes, and the first rows of episodes."""
+    """Verify that final rows, and only they, separate episodes, and that the flag `first` marks the first rows."""
     kind, first, final = host.kind, host.first, host.kind == FINAL
     after_final = host.has_predecessor_in(final)
     if not rows.next_step:

@@ -127,7 +127,7 @@ class ReadPlan:
 
     @cached_property
     def reach(self) -> tuple[int, int]:
-        """Number of steps before and after a row that its offsets need."""
+        """Numbers of steps before and after a row that the plan reads."""
         last = max(self.n, 1) - 1
         before, after = 0, last
         for group in self.groups:
@@ -144,7 +144,7 @@ class ReadPlan:
 
     @property
     def length(self) -> int:
-        """Number of steps from the first one that an offset needs to the last one."""
+        """Number of steps from the first to the last one that the plan reads."""
         return sum(self.reach) + 1
 
     @cached_property

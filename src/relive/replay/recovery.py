@@ -176,7 +176,7 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         if not backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1).any():
             return
     assert ring.journal is not None
-    # -1 marks an unfinished recovery: the next process repeats it from here.
+    # A journal of -1 marks an unfinished recovery: if this process dies, the next one repeats the recovery from here.
     ring.journal.fill_(-1)
     for name in ("head", "open", "resetting", "floor"):
         getattr(ring, name).copy_(_saved_array(ring, saved, name))
@@ -187,7 +187,7 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         damaged = backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
         if damaged.any():
             ring.drop_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
-    # A part of the rows that were rewritten after the commit may have reached the disk.
+    # Rows that were rewritten after the commit may have reached the disk only in part.
     backend.discard_unfinished_rewrite()
     ring.exclude(backend.find_torn_rows())
     ring.journal.zero_()

@@ -106,7 +106,7 @@ class Ring:
 
     @cached_property
     def first_ids(self) -> torch.Tensor:
-        """Ids of the rows 0 and 1 of every environment [2, N]; those of row 0 are the environment numbers."""
+        """Ids of the rows 0 and 1 of every environment [2, N]; the ids of row 0 are the environment numbers."""
         return torch.arange(2 * self.num_envs, device=self.kind.device).view(2, -1)
 
     def pending_slots(self) -> torch.Tensor:

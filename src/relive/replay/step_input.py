@@ -50,7 +50,7 @@ class StepInput:
         self.staged |= staged
 
     def flatten_step(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the leaves of a step without `next_obs`: `values` are its first five fields, `extra` the others."""
+        """Return the leaves of a step without `next_obs`, from its five fixed fields `values` and its extra fields."""
         if not self.staged:
             return self._flatten(values, extra)
         extra_leaves = self._flatten.by_field(values, extra, self.staged)

@@ -97,7 +97,7 @@ class Advantages:
     def _final_values(
         self, final_value: Any, bootstrap: Bootstrap, is_truncated: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
-        """Return the steps and environments of the final values, or None without any, and the values as leaves."""
+        """Return the positions of the final values (steps, environments), or None, and the values as leaves."""
         positions = self._finals.positions
         if bootstrap is False and final_value is not None:
             remedy = "Leave out final_value= or bootstrap_truncated=False."

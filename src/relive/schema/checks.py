@@ -82,7 +82,7 @@ def as_float(value: Any) -> float:
 
 
 def check_choice(where: str, value: _T, choices: Collection[str | None], remedy: str = "Pass one of them.") -> _T:
-    """Return `value` if it is one of `choices`, which may include None; raise otherwise."""
+    """Return `value`; raise if it is not one of `choices`, which may include None."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         *names, last = [repr(name) if name is None else json.dumps(name, ensure_ascii=False) for name in choices]
         raise SchemaError(explain(where, f"{', '.join(names)} or {last}", repr(value), remedy))

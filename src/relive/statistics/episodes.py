@@ -63,7 +63,7 @@ class EpisodeStats(counting.Accumulator):
         # In float64 the returns of long episodes are precise, and every count is exact.
         tensors = {
             "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),
-            # The last row takes the values of running episodes: selecting finished episodes would synchronise.
+            # The last row is scratch memory for running episodes: selecting only finished ones would synchronise.
             "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
             "counts": torch.zeros(2, dtype=torch.int64, device=device),
         }
@@ -123,7 +123,7 @@ class EpisodeStats(counting.Accumulator):
     def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts steps [T, N] with torch ops; steps where `mask` is False are ignored.
 
-        The caller holds `counting.lock` until it has called the function, which is idempotent.
+        The caller holds `counting.lock` until it has called the function. Repeated calls count the steps once.
         """
         device, envs = self.device, self.num_envs or 1
         all_false = torch.zeros(envs, dtype=torch.bool, device=device)
@@ -143,7 +143,7 @@ class EpisodeStats(counting.Accumulator):
             counts[1] += is_counted.sum()
             flags = [step["terminated"], *(step.get(name, all_false) for name in self.reasons)]
             ended = (step["terminated"] | step["truncated"]) & is_counted
-            # Running episodes are written to the last row of the ring: selecting finished episodes would synchronise.
+            # Running episodes are written to the scratch row at the end, because skipping them would synchronise.
             rank = ended.cumsum(0)
             is_new = ended & (rank > rank[-1] - self.window)
             slots = torch.where(is_new, (counts[0] + rank - 1) % self.window, self.window)

@@ -97,7 +97,7 @@ class RunningNorm(Accumulator):
     def _plan(self, values: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts rows with torch ops.
 
-        The caller holds `counting.lock` until it has called the function, which is idempotent.
+        The caller holds `counting.lock` until it has called the function. Repeated calls count the rows once.
         """
         # The copy is changed in place: with thousands of rows, allocating memory takes most of the time.
         rows = values.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)

@@ -31,7 +31,7 @@ _HOST_MEMORY = "the free memory of this machine"
 class Allocator:
     """Interface: allocates the named arrays of one buffer, and the lock that guards them.
 
-    The defaults are those of memory that ends with the process.
+    The methods here are for memory that ends with the process.
     """
 
     device: torch.device

@@ -157,7 +157,7 @@ class DiskAllocator(Allocator):
             raise
 
     def _close_files(self) -> None:
-        """Release the folder for other processes. Another call completes an interrupted one."""
+        """Release the folder for other processes. If a call is interrupted, a second call completes it."""
         self.is_open = False
         complete(self._open_files.release)
 
@@ -199,7 +199,7 @@ class DiskAllocator(Allocator):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
-        """Whether a later commit than the first exists, which is that of an empty buffer."""
+        """Whether there is a commit after the first one, which describes an empty buffer."""
         try:
             return not set(COMMIT_FILES).isdisjoint(self._files.names("")) and newest_commit(self._root).number > 1
         except CorruptCheckpoint as error:
@@ -208,7 +208,7 @@ class DiskAllocator(Allocator):
             return False
 
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
-        """Return the last commit; raise if its config differs from `config`, that of the buffer."""
+        """Return the last commit; raise if its config differs from `config`, the settings of the buffer."""
         commit = newest_commit(self._root)
         # The samplers may differ in a read-only buffer, which does not sample. After a custom sampler they are not
         # compared, because the config does not contain it.
@@ -443,7 +443,7 @@ class DiskAllocator(Allocator):
             if replaces_rows:
                 self._publish_again()
             else:
-                # A load into a new buffer has failed: its folder is deleted.
+                # The folder of a new buffer, into which a load has failed, is deleted.
                 self._close_files()
             raise
         self._publish_again()
@@ -506,7 +506,7 @@ class _OpenFiles:
         _all_open_files.add(self)
 
     def release(self) -> None:
-        """Close all files, delete an incomplete folder, and unlock it. Another call completes an interrupted one."""
+        """Close all files, delete an incomplete folder, and unlock it; if interrupted, call it again."""
         # A forked child does not own the folder: its parent releases it.
         if os.getpid() != self._process or self._lock < 0:
             return

@@ -78,7 +78,7 @@ def reshape_step(shapes: Shapes, obs: Any) -> Any:
     array = np.asarray(obs)
     if array.shape == shapes:
         return array
-    # Discrete observations have shape (n,), and those of a single environment may lack its axis: axes of 1 may differ.
+    # Discrete observations have shape (n,), and a single environment may omit its axis, so axes of length 1 may differ.
     equal_without_ones = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
     return array.reshape(shapes) if equal_without_ones else array
 

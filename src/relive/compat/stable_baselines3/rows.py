@@ -262,7 +262,7 @@ class GatheredArray(np.ndarray):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not hasattr(self, "write"):
-            # numpy derived this array from another one, by `reshape` for example.
+            # Arrays that numpy derives from such an array, for example by `reshape`, have no `write` and are read-only.
             raise ValueError("assignment destination is read-only")
         value = np.asarray(value)
         self.write(key, value)

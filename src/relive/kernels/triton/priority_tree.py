@@ -212,7 +212,7 @@ def set_masses_kernel(accepted_leaves, masses, count: tl.int64, leaves, stamps, 
     """Set the masses of leaves. The last mass wins if a leaf repeats."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     leaf = tl.load(accepted_leaves + position, position < count, other=-1)
-    # Among all positions of a leaf only the last one matches the stamp; its lane then clears the stamp.
+    # Only the last position of a repeated leaf equals its stamp: this lane sets the leaf and then clears the stamp.
     is_last = (leaf >= 0) & (tl.load(stamps + leaf, leaf >= 0, other=0) == (position + 1).to(tl.int32))
     tl.store(leaves + leaf, tl.load(masses + position, is_last, other=0.0), is_last)
     tl.store(stamps + leaf, tl.zeros((BLOCK,), tl.int32), is_last)

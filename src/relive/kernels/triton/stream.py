@@ -118,7 +118,7 @@ class DeviceStream(Randomness):
         return values, {**arrays, "philox": self.numbers}
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved stream, also of another device. If the saved stream is of another kind, reset this one."""
+        """Restore a saved stream, which may be from another device; if it is of another kind, reset this stream."""
         super().load_state(saved)
         if saved.spec("philox") is None:
             self._reset()

@@ -60,7 +60,7 @@ def _make_zeros(item, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _find_differing(stored, inputs, first, pending, item, valid, num_envs, size, LAYOUT: tl.constexpr):
-    """Return whether each passed observation differs in any bit from that of its pending row: int32 [E]."""
+    """Return whether each passed observation differs in any bit from the observation of its pending row: int32 [E]."""
     differs = _make_zeros(pending, LAYOUT)
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
         column = start + tl.arange(0, LAYOUT[TILE])

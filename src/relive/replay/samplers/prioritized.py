@@ -316,7 +316,7 @@ class Prioritized(Sampler):
         if isinstance(base, float):
             return max(base**self.alpha, 5e-324) if base else 0.0
         mass = base.pow(self.alpha)
-        # Every base is at least eps. If eps^alpha is positive, no mass has underflowed to 0.
+        # Every base is at least eps, so if eps^alpha is positive, no mass underflows to 0.
         if self.eps**self.alpha > 0 and self.eps:
             return mass
         return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)

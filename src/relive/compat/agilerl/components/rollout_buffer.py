@@ -118,7 +118,7 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         )
 
     def _show_memory(self) -> None:
-        """Set `buffer` to the core's memory under AgileRL's names."""
+        """Set `buffer` to a TensorDict of the core's memory under AgileRL's names."""
         rows = self.core.columns
         columns = {name: rows[core_name] for name, core_name in self._map_names().items()}
         self.buffer = WriteThroughTensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()

@@ -75,6 +75,6 @@ class SumTree:
         for level in reversed(range(self.capacity.bit_length())):
             nodes = np.arange(2**level - 1, min(2 ** (level + 1), self.capacity) - 1)
             heap[nodes] = heap[2 * nodes + 1] + heap[2 * nodes + 2]
-        # A write to this copy would be lost.
+        # The copy is read-only, because a write to it would be lost.
         heap.flags.writeable = False
         return heap
