@@ -110,7 +110,7 @@ class DistillationBuffer(StateDictMixin):
         trees |= {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
         self._allocator = self._memory.open_own_memory("DistillationBuffer")
-        # A tensor has the full device: "cuda" becomes "cuda:0".
+        # The device of a tensor includes its index: "cuda" becomes "cuda:0".
         self.device = torch.empty(0, device=self._memory.device).device
         self._schema = Schema(trees)
         refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
@@ -478,7 +478,7 @@ class DistillationBuffer(StateDictMixin):
             verify(round_starts and round_starts[0] == 0 and is_sorted, "rounds", expected, round_starts)
             device_starts = self._device_starts
             verify_layout("rounds", device_starts, (len(round_starts),), torch.int64, self.device)
-            # Meta tensors have no values.
+            # Tensors on the meta device have no values to check.
             if self.device.type != "meta":
                 is_equal = device_starts == torch.tensor(round_starts, device=self.device)
                 verify_elements(is_equal, "rounds", "equal first rows on the device", device_starts)
@@ -515,7 +515,7 @@ def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], d
             str(key): _infer_declaration(f"{where}.{key}", part, leading_shape, device) for key, part in value.items()
         }
     if value is None:
-        # The conversion of None to this field raises an error later.
+        # Any field will do here: the conversion of None raises an error later.
         return Field()
     tensor = as_tensor(where, value, device)
     return Field(tensor.shape[len(leading_shape) :], narrow_dtype(tensor.dtype))

@@ -214,7 +214,7 @@ def _require_fields(where: str, kind: str, config: Mapping[str, Any], other: Man
     fields, other_fields = _declared_fields(config), _declared_fields(other.config)
     names = fields.keys() | other_fields.keys()
     if "action" not in fields or "action" not in other_fields:
-        # An empty distillation buffer has declared only `obs`.
+        # An empty distillation buffer has declared only `obs`, so only the fields that both have are compared.
         names = fields.keys() & other_fields.keys()
     for name in sorted(names):
         if fields.get(name) != other_fields.get(name):

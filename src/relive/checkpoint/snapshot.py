@@ -137,7 +137,7 @@ class SnapshotReader:
         for name, target in targets.items():
             array = self.read_like(name, target)
             if target.is_cpu and target.is_contiguous():
-                # `copy_` is parallel and would wait for busy cores.
+                # numpy copies in one thread; the parallel `copy_` of torch would wait for busy cores.
                 writable_memory(target)[:] = writable_memory(array)
             else:
                 target.copy_(array)

@@ -91,7 +91,7 @@ class _BatchQueue:
         self._permits.put(None)
         batch = None if self.is_closed else self._batches.get()
         if batch is None:
-            # Another thread may be waiting in `get`.
+            # The end marker is put back for other threads that wait in `get`.
             self._batches.put(None)
             raise StopIteration
         if isinstance(batch, BaseException):

@@ -188,7 +188,7 @@ class RateLimit:
             f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
         )
         if kind == "insert" and surplus + self.samples_per_insert * rows > self.tolerance:
-            # Inserts need not wait before sampling may begin.
+            # Inserts never wait before `min_size` rows are stored, because sampling cannot begin earlier.
             return None if num_stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
         if kind == "sample" and surplus - rows < -self.tolerance:
             return f"Samples are ahead ({counts}): add more."

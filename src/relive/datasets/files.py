@@ -140,7 +140,7 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
                 os.link(unfinished, path)
         except OSError:
             _require_absent(name, path)
-            # The file system has no hard links.
+            # The file system has no hard links, so the file is renamed.
             unfinished.rename(path)
 
 

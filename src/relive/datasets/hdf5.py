@@ -298,7 +298,7 @@ def _column_forms(group: _ArrayGroup, omitted_columns: set[str]) -> dict[str, st
 
 
 def _require_rows(array: Any, rows: int) -> None:
-    # h5py returns None as the shape of an empty array.
+    # For an empty array, h5py returns the shape None.
     if (array.shape or ())[:1] != (rows,):
         remedy = "Leave it out with columns=, or repair the file."
         raise dataset_error(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy)
@@ -323,7 +323,7 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     for number, episode in enumerate(episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
         for (name, *parts), rows in iter_leaves((), episode):
-            # In robomimic, every part of an observation has a name.
+            # In robomimic every part of an observation needs a name, so an observation without parts is called "obs".
             part_names = parts or (["obs"] if name in ("obs", "next_obs") else [])
             _create_array(demo, "/".join([_ROBOMIMIC_COLUMNS.get(name, name), *part_names]), rows)
         demo.attrs["num_samples"] = len(episode["terminated"])

@@ -533,7 +533,7 @@ def _arrow_array(rows: np.ndarray) -> Any:
         paths = pyarrow.nulls(len(rows), pyarrow.string())
         return pyarrow.StructArray.from_arrays([png_images, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
-    # LeRobot stores vectors of length 1 as numbers.
+    # LeRobot stores a vector of length 1 as a single number.
     if inner == (1,):
         return values
     if len(inner) == 1:

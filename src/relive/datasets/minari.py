@@ -58,7 +58,7 @@ def open_dataset(dataset: Any) -> Any:
         raise dataset_error("dataset", "a Minari dataset", type(dataset).__name__, remedy)
     folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
     if folder is None:
-        # Minari raises its own error for a missing dataset.
+        # The dataset does not exist: Minari raises its own error.
         return minari.load_dataset(str(dataset))
     _require_spaces(folder)
     _require_safe_file(folder)
@@ -230,7 +230,7 @@ def _make_buffer(
     first = next(read_episodes(dataset, infos), None)
     if first is None:
         raise dataset_error("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes.")
-    # The final observation of an episode takes a row too.
+    # The final observation of an episode is stored in an additional row.
     rows = dataset.total_steps + dataset.total_episodes
     obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
     leaves = [leaf for tree in (obs, action, info) for _, leaf in iter_leaves((), tree)]

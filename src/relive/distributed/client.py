@@ -343,7 +343,7 @@ class Stream:
             ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
         except Interrupted:
             return self._resume(deadline)
-        # A shard that has restarted lacks earlier blocks.
+        # The shard has fewer rows than were sent, because it has restarted: send the lost blocks again.
         if ack.num_stored < self._sent_pushes[-1].end:
             return self._resume(deadline)
         self._unsaved_pushes.extend(self._sent_pushes)

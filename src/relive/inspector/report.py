@@ -120,7 +120,7 @@ def inspect(
 def _open_path(target: Any) -> tuple[Any, dict[str, Any]]:
     """Return the buffer or dataset at a path, and facts about the path; return other objects as they are."""
     if not isinstance(target, str | PathLike):
-        # A buffer of relive.compat wraps a core.
+        # A buffer of relive.compat wraps a relive buffer, its core, which is reported instead.
         return getattr(target, "core", getattr(target, "_core", target)), {}
     path = Path(target)
     folder = dataset_folder(path)

@@ -261,7 +261,7 @@ class _TorchTree:
 
 def _repeat_last_values(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace each value by the value of the last entry with the same leaf, to make scattering deterministic."""
-    # searchsorted warns about an input that is not contiguous.
+    # `torch.searchsorted` would warn about an input that is not contiguous.
     leaves = leaves.contiguous()
     sorted_leaves, order = leaves.sort(stable=True)
     last_positions = torch.searchsorted(sorted_leaves[1:], leaves, right=True)

@@ -189,7 +189,7 @@ class _TorchSequenceReader:
         if self.layout != "batch_first":
             rows, mask = rows.t().contiguous(), mask.t().contiguous()
         if self.layout == "packed":
-            # PackedSequence needs batch sizes on the host.
+            # `PackedSequence` of torch needs its batch sizes on the host.
             rows, sizes = rows[mask], mask.sum(1).cpu()
             sizes = sizes[sizes > 0]
         else:

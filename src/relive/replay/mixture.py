@@ -130,7 +130,7 @@ class Mixture:
         leaves = _concatenate(batches)
         if out is None:
             return assemble(leaves, leaves[INDEX].shape)
-        # An epoch may end with fewer rows than requested.
+        # At the end of an epoch the samplers may choose fewer rows than requested.
         num_rows = len(leaves[INDEX])
         return copy_into(out if num_rows == sum(counts) else out[:num_rows], leaves)
 

@@ -123,7 +123,7 @@ class NativeBackend(Backend):
         self.priority_tree().set_written_slots(self._core.touched, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
-        # The core sums float32 and float64 only.
+        # The native core sums only rewards of float32 and float64.
         summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
         if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
             return NativeReader(self, self._core.memory, plan)

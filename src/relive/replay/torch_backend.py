@@ -561,6 +561,6 @@ def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers of a host tensor are finite."""
-    # numpy is faster for few numbers.
+    # For few numbers, numpy is faster than torch.
     array = numpy_view(tensor)
     return bool(tensor.isfinite().all() if array is None else np.isfinite(array).all())

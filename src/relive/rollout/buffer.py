@@ -239,7 +239,7 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             storage.clean_bools()
-            # The collector may have overwritten the row of the last value.
+            # The collector may have overwritten the row with the last value, so the value is discarded.
             self._advantages.last.set({})
             num_stored = storage.num_stored
             last = {name: storage.copy_row(name, count) for name in ("value", "obs")}
@@ -495,7 +495,7 @@ class RolloutBuffer(StateDictMixin):
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state; raise a CorruptCheckpoint if it is inconsistent."""
         self._continuity.forget()
-        # Raise if the entry is missing.
+        # This raises an error if the entry "carries" is missing.
         saved.part("carries")
         for name, part in self._parts().items():
             part.load_state(saved.part(name))

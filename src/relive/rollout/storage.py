@@ -276,7 +276,7 @@ class Storage:
         steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, tensor in leaves.items():
             if path in declared_leaves:
-                # `tensor` may overlap the leaf that is written.
+                # `tensor` may overlap the leaf that is written, so it is copied first.
                 declared_leaves[path][:steps] = tensor.clone()
                 self.attached[path] = declared_leaves[path]
                 continue

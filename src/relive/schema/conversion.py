@@ -289,7 +289,7 @@ def _overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
 
 
 def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor) -> None:
-    # numpy is faster than torch for few numbers.
+    # For few numbers, numpy is faster than torch.
     array = numpy_view(converted)
     if bool(converted.isfinite().all() if array is None else np.isfinite(array).all()):
         return

@@ -68,7 +68,7 @@ class Accumulator:
     @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> Any:
         """Move to another device and return this object."""
-        # A tensor has the full device: "cuda" becomes "cuda:0".
+        # The device of a tensor includes its index: "cuda" becomes "cuda:0".
         target = torch.empty(0, device=as_device(device)).device
         if target == self.device:
             return self

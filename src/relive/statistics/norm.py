@@ -223,7 +223,7 @@ class RunningNorm(Accumulator):
         """Verify that the moments are consistent with the number of rows; NaN moments are allowed."""
         for name, tensor in self._tensors.items():
             verify_layout(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
-        # Meta tensors have no values.
+        # Tensors on the meta device have no values to check.
         if self.device.type == "meta":
             return
         count, mean, squares = self.snapshot().values()

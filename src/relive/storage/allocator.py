@@ -324,7 +324,7 @@ def stream_lock(device: torch.device) -> Any:
         stream = torch.cuda.current_stream(device)
         if stream == last_stream:
             return
-        # `is_current_stream_capturing` has no device argument.
+        # `is_current_stream_capturing` has no device argument, so the device is made current.
         with torch.cuda.device(device):
             if torch.cuda.is_current_stream_capturing():
                 return

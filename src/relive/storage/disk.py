@@ -267,7 +267,7 @@ class DiskAllocator(Allocator):
             file = self._files.open_for_update(name, only_reads=self._only_reads)
             size = os.fstat(file).st_size
             if size == nbytes and not self._only_reads:
-                # A copied file may be sparse.
+                # A copied file may be sparse, so its disk space is reserved again.
                 self._files.grow(file, nbytes)
         except OSError as error:
             if file >= 0:
@@ -327,7 +327,7 @@ class DiskAllocator(Allocator):
                 self._files.reserve(file, nbytes)
             except OSError as error:
                 if self.reopened:
-                    # The process that created the file has reserved its space.
+                    # The process that created the file has reserved its disk space already.
                     continue
                 free, remedy = f"{self._files.free_bytes():,} bytes free ({error.strerror})", "Free disk space."
                 where = f"{self._root}: {name}"
@@ -415,10 +415,10 @@ class DiskAllocator(Allocator):
             for start, stop in _slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
             if head < slots:
-                # Nothing is overwritten before all slots are full.
+                # Before all slots are full, no row is overwritten, so none needs to be read.
                 continue
             for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
-                # Linux reads only the first bytes of a larger request.
+                # Linux reads only the first bytes of a large request, so the range is split.
                 for offset in range(start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step, _REQUEST_BYTES):
                     array.memory.madvise(mmap.MADV_WILLNEED, offset, min(_REQUEST_BYTES, stop * step - offset))
         self._flushed_until, self._steps_until_flush = head, self._flush_interval
@@ -426,7 +426,7 @@ class DiskAllocator(Allocator):
     def _publish(self) -> None:
         """Create FORMAT, which declares the folder to be disk memory."""
         if _UNPUBLISHED_FORMAT in self._files.names(""):
-            # `_unpublish` has renamed FORMAT.
+            # `_unpublish` has renamed the file FORMAT: undo it.
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
             self._files.write_atomically(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
@@ -664,7 +664,7 @@ def newest_commit(root: Path) -> Commit:
             commits.append(commit)
         except CorruptCheckpoint as error:
             if is_read_error(error):
-                # The file that cannot be read may be the newest commit.
+                # The unreadable file may be the newest commit, so the older one must not be used.
                 raise
             # A reference to the error would keep the stack frames of its traceback alive.
             errors.append(str(error))

@@ -78,7 +78,7 @@ class SharedAllocator(Allocator):
         else:
             file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._files[name] = file
-            # A page that cannot be allocated later would kill the process.
+            # All pages are allocated now: a page that cannot be allocated later would kill the process.
             os.posix_fallocate(file, 0, nbytes)
             _control_seals(file, _ADD_SEALS, _SEALS)
         return tensor_from_mapping(mmap.mmap(file, nbytes), shape, dtype)

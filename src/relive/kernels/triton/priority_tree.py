@@ -130,7 +130,7 @@ def renew_top_kernel(
 @triton.jit
 def _power(x, exponent):
     """Return x^exponent of positive float64; exactly x for an exponent of 1."""
-    # The interpreter lacks libdevice's pow.
+    # Triton's interpreter lacks the function `pow`, so the power is computed by exp2 and log2.
     return tl.where(exponent == 1.0, x, tl.exp2(exponent * tl.log2(x)))
 
 

@@ -70,7 +70,7 @@ def uniform_kernel(stream, out, count: tl.int64, BLOCK: tl.constexpr):
     inside = position < count
     call = load_calls(stream, position, inside)
     bits, _ = random_pair(tl.load(stream), call, position, 0)
-    # A float64 holds 53 bits times a power of two exactly.
+    # The product is exact, because float64 represents 53 bits times a power of two.
     tl.store(out + position, (bits >> 10).to(tl.float64) * 1.1102230246251565e-16, inside)
     count_calls(stream, position, call, inside)
 

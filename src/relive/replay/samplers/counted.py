@@ -31,7 +31,7 @@ class Counted(Sampler):
 
     sampler: Sampler = field(default_factory=Uniform)
 
-    # A repeated draw would be counted twice.
+    # Draws that a sampler calls independent may be repeated, which would count their rows twice.
     independent = False
     keeps_state_in_memory = True
 
