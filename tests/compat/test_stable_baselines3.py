@@ -437,6 +437,13 @@ class TestReplay:
         assert_equal(twin.sample(64), mine.sample(64))
         assert (twin.pos, twin.full, twin.size()) == (mine.pos, mine.full, mine.size())
 
+    def test_a_pickle_of_another_version_is_refused(self) -> None:
+        _, mine = make_pair("ReplayBuffer", 20, "vector", "box", 1, 15)
+        _, (cls, *_), state = mine.__reduce_ex__(2)
+        state["_rows"] = {"written": 15, "dones": mine.dones, "timeouts": mine.timeouts}
+        with pytest.raises(rl.IncompatibleCheckpoint, match="got one that lacks 'num_written'"):
+            object.__new__(cls).__setstate__(state)
+
 
 def rollouts(obs: str, action: str, n_envs: int, length: int = 24) -> tuple[Any, Any]:
     """Return a rollout buffer of the original and ours, with the same steps and with advantages."""

@@ -166,8 +166,8 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         names = self._rows.arrays_outside_core if self._core_is_current else _ARRAY_NAMES
-        arrays = {name: self._get_memory(name) for name in names}
-        return {**vars(self), "_core": pack_state(self._core), "_rows": self._rows.num_written, "_arrays": arrays}
+        arrays, rows = {name: self._get_memory(name) for name in names}, {"num_written": self._rows.num_written}
+        return {**vars(self), "_core": pack_state(self._core), "_rows": rows, "_arrays": arrays}
 
     @rejects_other_versions
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
         vars(self).update(state)
         self._allocate(seed=0)
         load_packed_state(self._core, state["_core"])
-        self._rows.num_written = state["_rows"]
+        self._rows.num_written = state["_rows"]["num_written"]
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
 
