@@ -48,3 +48,10 @@ def test_a_pickle_of_this_version_is_restored() -> None:
     for make in MAKERS.values():
         buffer = make()
         assert type(pickle.loads(pickle.dumps(buffer))) is type(buffer)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_derived_attributes_are_those_of_the_buffer(name: str) -> None:
+    """A wrong name would pickle an attribute that is derived anyway."""
+    buffer = MAKERS[name]()
+    assert set(type(buffer)._derived_attributes) <= vars(buffer).keys()

@@ -439,10 +439,10 @@ class TestReplay:
 
     def test_a_pickle_of_another_version_is_refused(self) -> None:
         _, mine = make_pair("ReplayBuffer", 20, "vector", "box", 1, 15)
-        _, (cls, *_), state = mine.__reduce_ex__(2)
+        state = mine.__getstate__()
         state["_rows"] = {"written": 15, "dones": mine.dones, "timeouts": mine.timeouts}
         with pytest.raises(rl.IncompatibleCheckpoint, match="got one that lacks 'num_written'"):
-            object.__new__(cls).__setstate__(state)
+            object.__new__(type(mine)).__setstate__(state)
 
 
 def rollouts(obs: str, action: str, n_envs: int, length: int = 24) -> tuple[Any, Any]:

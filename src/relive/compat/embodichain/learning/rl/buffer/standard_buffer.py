@@ -158,7 +158,7 @@ class RolloutBuffer(PicklableBuffer):
             raise AttributeError(explain("RolloutBuffer", "a name of the newer buffer", name, remedy))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    _derived_attributes = ("_core", "_shared", "_padding")
+    _derived_attributes = ("_core", "_shared_fields", "_padding")
 
     def _derive(self) -> None:
         self._allocate()
