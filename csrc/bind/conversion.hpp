@@ -289,7 +289,7 @@ private:
     bool read_description(PyObject* object, const dlpack::Tensor& t, Array& out) const {
         if (t.device.type != dlpack::kCPU || t.ndim > kMaxDims || t.dtype.lanes != 1) return false;
         if (t.ndim > 0 && !t.strides) return false;
-        // The memory of a lazily negated or conjugated tensor is not its value.
+        // A lazily negated or conjugated tensor is refused, because its memory does not contain its values.
         if (t.dtype.code == kFloat && truth(object, is_neg_)) return false;
         if (t.dtype.code == kComplex && (truth(object, is_neg_) || truth(object, is_conj_))) return false;
         out.data = static_cast<char*>(t.data) + t.byte_offset;

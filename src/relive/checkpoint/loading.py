@@ -256,14 +256,18 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
             # If bytes of the file are damaged, `verify_segment` raises a clearer error.
             archive.verify_segment(file)
             raise
-        _require_all(first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first)
+        _require_in_every_env(
+            first <= covered_until, f"segments/{file.name}", "a first row of at most", covered_until, first
+        )
         covered_until = torch.maximum(covered_until, last_stop)
         segments.append(Segment(file, last_stop, stamp))
-    _require_all(covered_until == rows.stop, "segments", "rows up to", rows.stop, covered_until)
+    _require_in_every_env(covered_until == rows.stop, "segments", "rows up to", rows.stop, covered_until)
     return segments
 
 
-def _require_all(is_valid: torch.Tensor, where: str, label: str, expected: torch.Tensor, got: torch.Tensor) -> None:
+def _require_in_every_env(
+    is_valid: torch.Tensor, where: str, label: str, expected: torch.Tensor, got: torch.Tensor
+) -> None:
     """Raise unless `is_valid` [N] is true in every environment."""
     if not bool(is_valid.all()):
         env = int((~is_valid).int().argmax())
@@ -285,7 +289,7 @@ def _read_segment(
         if file.arrays != segment.arrays:
             expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
-        _require_all(stop <= rows.stop, where, "rows up to", rows.stop, stop)
+        _require_in_every_env(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         if bool((first >= rows.first).all()):
             pieces: Sequence[Any] = segment.slot_pieces()
             masks: Sequence[torch.Tensor | None] = [None] * len(pieces)

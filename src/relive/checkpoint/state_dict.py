@@ -135,8 +135,8 @@ def _parse_state(state: Any) -> Snapshot:
 
 def _make_snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, columns: Arrays) -> Snapshot:
     # `_fill` copies whole columns and does not use the bounds of the rows.
-    no_bounds = torch.zeros(0, dtype=torch.int64, device="cpu")
-    return Snapshot(config, values, arrays, Rows(columns, no_bounds, no_bounds))
+    empty_bounds = torch.zeros(0, dtype=torch.int64, device="cpu")
+    return Snapshot(config, values, arrays, Rows(columns, empty_bounds, empty_bounds))
 
 
 def _build_buffer(snapshot: Snapshot, kind: Any, config: dict[str, Any], **changes: Any) -> Any:

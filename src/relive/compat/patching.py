@@ -180,7 +180,7 @@ def _can_import(module: str) -> bool:
 
 
 def _warn_untested(root: str, original: Original, pairs: Sequence[Replacement]) -> None:
-    """Warn if the installed version is untested, and list its arguments that ours lack."""
+    """Warn if the installed version is untested; list the arguments that our classes lack."""
     try:
         installed_version = version(original.distribution)
     except PackageNotFoundError:

@@ -111,7 +111,7 @@ def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, A
         check_shape(where, new, memory.shape, "Assign every step.")
         converted = new.to(memory.dtype) if is_tensor else new.astype(memory.dtype)
     except (TypeError, RuntimeError) as error:
-        # Arrays of strings, objects and ragged lists raise these errors.
+        # The conversion fails if the value is not made of numbers, for example for strings and ragged lists.
         expected = f"numbers of shape {tuple(memory.shape)}"
         raise SchemaError(explain(where, expected, type_name(value), "Assign every step.")) from error
     is_float = memory.is_floating_point() if is_tensor else memory.dtype.kind == "f"

@@ -73,10 +73,10 @@ class _BatchQueue:
         self._depth = depth
         self._batches: SimpleQueue[lazy.TensorDict | BaseException | None] = SimpleQueue()
         """Batches, or the error that ended the worker; after `close`, None wakes a waiting thread."""
-        self._permits: SimpleQueue[None] = SimpleQueue()
+        self._sampling_permits: SimpleQueue[None] = SimpleQueue()
         """One entry per batch that the worker may sample without waiting."""
         for _ in range(depth):
-            self._permits.put(None)
+            self._sampling_permits.put(None)
         self._lock = threading.RLock()
         self._worker: threading.Thread | None = None
         self.is_closed = False
@@ -88,7 +88,7 @@ class _BatchQueue:
                 sample_ahead = partial(self._sample_ahead, _current_stream(), find_call_site())
                 self._worker = threading.Thread(target=sample_ahead, name="relive.prefetch", daemon=True)
                 self._worker.start()
-        self._permits.put(None)
+        self._sampling_permits.put(None)
         batch = None if self.is_closed else self._batches.get()
         if batch is None:
             # The end marker is put back for other threads that wait in `get`.
@@ -105,7 +105,7 @@ class _BatchQueue:
     def _sample_ahead(self, stream: AbstractContextManager[Any], call_site: CallSite) -> None:
         worker_call_site.set(call_site)
         while True:
-            self._permits.get()
+            self._sampling_permits.get()
             if self.is_closed:
                 return
             try:
@@ -125,7 +125,7 @@ class _BatchQueue:
             while True:
                 self._batches.get_nowait()
         self._batches.put(None)
-        self._permits.put(None)
+        self._sampling_permits.put(None)
         worker = self._worker
         if worker is not None and worker is not threading.current_thread():
             worker.join()

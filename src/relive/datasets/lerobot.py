@@ -171,20 +171,20 @@ class _Video:
     def __init__(self, where: str, path: Path, shape: tuple[int, ...], fps: float) -> None:
         self._where, self._path, self._shape, self._fps = where, path, shape, fps
         self._frames: Iterator[tuple[float, Any]] = iter(())
-        self._current: tuple[float, Any] | None = None
+        self._current_frame: tuple[float, Any] | None = None
         """Time in seconds and pixels of the frame that was decoded last."""
 
     def read_frame(self, time: float) -> np.ndarray:
         """Return the frame at `time` seconds; raise if no frame is within half a frame of it."""
-        if self._current is None or time < self._current[0] - 0.5 / self._fps:
+        if self._current_frame is None or time < self._current_frame[0] - 0.5 / self._fps:
             self._frames = self._decode()
-            self._current = next(self._frames, None)
-        while self._current is not None and time > self._current[0] + 0.5 / self._fps:
-            self._current = next(self._frames, None)
-        if self._current is None or time < self._current[0] - 0.5 / self._fps:
+            self._current_frame = next(self._frames, None)
+        while self._current_frame is not None and time > self._current_frame[0] + 0.5 / self._fps:
+            self._current_frame = next(self._frames, None)
+        if self._current_frame is None or time < self._current_frame[0] - 0.5 / self._fps:
             remedy = "Download the dataset again."
             raise dataset_error(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy)
-        return self._current[1].to_ndarray(format="rgb24")
+        return self._current_frame[1].to_ndarray(format="rgb24")
 
     def _decode(self) -> Iterator[tuple[float, Any]]:
         av = import_extra("av", "lerobot", "PyAV")

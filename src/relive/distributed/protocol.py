@@ -83,9 +83,11 @@ class ServicePlan:
             remedy = "Pass one of these: other samplers cannot be split across shards."
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
         # A buffer on the meta device checks the other arguments without allocating memory.
-        self._make(self.capacity, self.num_envs, self.sampler, "meta")
+        self._make_replay_buffer(self.capacity, self.num_envs, self.sampler, "meta")
 
-    def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
+    def _make_replay_buffer(
+        self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None
+    ) -> Any:
         return ReplayBuffer(
             capacity,
             self.obs,
@@ -134,7 +136,7 @@ class ServicePlan:
         """Return an empty buffer for the environments of a shard."""
         envs = len(self.envs(shard))
         rows = self.capacity // self.num_envs
-        return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.derive_seed(shard))
+        return self._make_replay_buffer(rows * envs, envs, self.shard_sampler, self.memory, self.derive_seed(shard))
 
     @property
     def memory(self) -> Memory:

@@ -228,7 +228,7 @@ class Shard(ShardReader):
             if push.end <= position:
                 self._counts["duplicate"] += push.rows
             elif push.position == position:
-                self._advance(client, push.end)
+                self._record_position(client, push.end)
                 try:
                     warnings += self._write(push)
                 except Exception as error:
@@ -264,10 +264,10 @@ class Shard(ShardReader):
             return self._ack(client)
         self._buffer.cut(envs)
         self._counts["lost"] += num_lost
-        self._advance(client, position)
+        self._record_position(client, position)
         return self._ack(client)._replace(num_lost=num_lost)
 
-    def _advance(self, client: str, position: int) -> None:
+    def _record_position(self, client: str, position: int) -> None:
         self._positions.pop(client, None)
         self._positions[client] = position
         if len(self._positions) > MAX_CLIENTS:

@@ -61,7 +61,7 @@ def group_advantage(
         ends = done & seq_mask
         seq_mask &= ends.cumsum(0) == ends
     groups = (steps, envs // size, size, *agents)
-    centered, group_sizes = _center(seq_return.reshape(groups), seq_mask.reshape(groups), 2)
+    centered, group_sizes = _subtract_mean(seq_return.reshape(groups), seq_mask.reshape(groups), 2)
     deviation = (centered.square().sum(2, keepdim=True) / group_sizes.clamp(min=1)).sqrt()
     return seq_return, seq_mask, (centered / (deviation + eps)).reshape(reward.shape)
 
@@ -81,7 +81,7 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
     """
     eps = check_number("eps", eps)
     (x,), _, mask = align({"x": x}, {}, mask)
-    centered, num_counted = _center(x, mask, ())
+    centered, num_counted = _subtract_mean(x, mask, ())
     return centered / ((centered.square().sum() / (num_counted - correction).clamp(min=1)).sqrt() + eps)
 
 
@@ -98,11 +98,13 @@ def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = 
         mask: bool, like value or its leading axes [T, N]; entries where it is False do not count.
     """
     (value, return_), _, mask = align({"value": value, "return_": return_}, {}, mask)
-    unexplained, total = (_center(x, mask, ())[0].square().sum() for x in (return_ - value, return_))
-    return torch.where(total == 0, torch.nan, 1 - unexplained / total)
+    residual_squares, total_squares = (
+        _subtract_mean(x, mask, ())[0].square().sum() for x in (return_ - value, return_)
+    )
+    return torch.where(total_squares == 0, torch.nan, 1 - residual_squares / total_squares)
 
 
-def _center(x: Tensor, mask: Tensor | None, axis: int | tuple[()]) -> tuple[Tensor, Tensor]:
+def _subtract_mean(x: Tensor, mask: Tensor | None, axis: int | tuple[()]) -> tuple[Tensor, Tensor]:
     """Return x minus its mean along `axis` (over all axes if it is empty), and the number of entries in each mean.
 
     Entries outside `mask` do not count and become 0. The largest entry is subtracted first: equal entries then become

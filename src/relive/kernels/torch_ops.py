@@ -20,7 +20,7 @@ def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor | None,
     gamma: float, lam: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    open_ = _open(terminated, truncated, mask)
+    open_ = _find_open_steps(terminated, truncated, mask)
     advantage = _scan(_td_error(reward, value, next_value, terminated, gamma), gamma * lam, open_)
     invalid = _invert_mask(mask)
     return _zero_invalid(advantage, invalid), _zero_invalid(advantage + value, invalid)
@@ -30,7 +30,7 @@ def lambda_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor | None,
     gamma: float, lam: float,
 ) -> Tensor:  # fmt: skip
-    open_ = _open(terminated, truncated, mask)
+    open_ = _find_open_steps(terminated, truncated, mask)
     bootstrap = next_value.masked_fill(terminated, 0)
     # With λ = 1 the next value of an open step has weight 0 and is replaced by 0, because it may be NaN.
     weighted_bootstrap = (
@@ -44,7 +44,7 @@ def n_step_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor | None,
     gamma: float, n: int,
 ) -> Tensor:  # fmt: skip
-    linked = _open(terminated, truncated, mask)
+    linked = _find_open_steps(terminated, truncated, mask)
     # The return of one step. The loop prepends n - 1 steps in pieces of 1, 2, 4, … steps, the binary digits of n - 1.
     return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)
     # The reward sum of k steps where a step is linked to the step k rows later, and the return elsewhere.
@@ -64,7 +64,7 @@ def vtrace(
     ratio: Tensor, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor,
     mask: Tensor | None, gamma: float, lam: float, rho_bar: float, c_bar: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    open_ = _open(terminated, truncated, mask)
+    open_ = _find_open_steps(terminated, truncated, mask)
     rho, decay = ratio.clamp(max=rho_bar), ratio.clamp(max=c_bar) * (gamma * lam)
     delta = _td_error(reward, value, next_value, terminated, gamma)
     value_corrections = _scan(rho * delta, decay, open_)
@@ -104,7 +104,7 @@ def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
     return total
 
 
-def _open(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:
+def _find_open_steps(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mask of steps t whose recurrence continues at t + 1: no end at t, and row t + 1 is valid."""
     open_ = torch.logical_or(terminated, truncated).logical_not_()
     if mask is not None:

@@ -123,7 +123,7 @@ class ReplayBuffer(StateDictMixin):
         counters = self._observers.native
         self._counts_natively = counters is not None and self.storage.attach_counters(counters)
         """Whether the native core updates the statistics when it writes rows."""
-        self._plans_counts = bool(self._observers.observed_leaves) and not self._counts_natively
+        self._counts_in_torch = bool(self._observers.observed_leaves) and not self._counts_natively
         self._random = self.storage.make_random(seed)
         self._input = StepInput(self.storage.rows)
         self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
@@ -327,7 +327,7 @@ class ReplayBuffer(StateDictMixin):
         """Write a step, or a block of `steps` steps. The caller holds the lock."""
         if self._before_write is not None:
             self._before_write(steps or 1)
-        if self._plans_counts:
+        if self._counts_in_torch:
             with counting.lock:
                 count = self._plan_counts(leaves, envs, steps, measurements)
                 self.storage.write(leaves, next_leaves, envs, steps, partial(self._finish_write, count))

@@ -172,10 +172,10 @@ class NativeBackend(Backend):
 
     def find_torn_rows(self) -> torch.Tensor:
         """Return a mask [S, N] of slots whose mutable leaves do not match their checksum."""
-        torn = torch.zeros_like(self.ring.first)
+        is_torn = torch.zeros_like(self.ring.first)
         if self._write_back is not None:
-            self._write_back.find_torn(torn)
-        return torn
+            self._write_back.find_torn(is_torn)
+        return is_torn
 
     def discard_unfinished_rewrite(self) -> None:
         """Discard the rewrite that a process had not finished when it died."""

@@ -217,8 +217,8 @@ class Ring:
             return pad(steps, (0, after - self.slots), value=-1) if after > self.slots else steps.contiguous()
         # At most two rows separate episodes: a reset and a cut.
         row_spacing = 3 if cross else 1
-        back, ahead = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
-        offsets = count_from(-back * self.num_envs, ahead * self.num_envs + 1, self.num_envs, ids.device)
+        rows_before, rows_after = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
+        offsets = count_from(-rows_before * self.num_envs, rows_after * self.num_envs + 1, self.num_envs, ids.device)
         nearby_ids = ids.unsqueeze(1) + offsets
         nearby_slots = nearby_ids % self.size
         is_step = self.kind_at(nearby_slots) == TRANSITION
@@ -227,11 +227,11 @@ class Ring:
             is_step &= (nearby_ids < next_id) & (nearby_ids >= next_id - self.size)
         else:
             episode = (self.first.view(-1)[nearby_slots] >= is_step).cumsum(1)
-            is_step &= episode == episode[:, back : back + 1]
+            is_step &= episode == episode[:, rows_before : rows_before + 1]
         number = is_step.cumsum(1)
-        own = number[:, back : back + 1]
-        place = number - (own - before).clamp(min=1)
-        is_step &= (place >= 0) & (number < own + after)
+        own_number = number[:, rows_before : rows_before + 1]
+        place = number - (own_number - before).clamp(min=1)
+        is_step &= (place >= 0) & (number < own_number + after)
         padding_position = before + after
         windows = torch.full((len(ids), padding_position + 1), -1, device=ids.device)
         return windows.scatter_(1, torch.where(is_step, place, padding_position), nearby_slots)[:, :-1]

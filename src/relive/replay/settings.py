@@ -58,8 +58,8 @@ class ReplaySettings:
         check_replay(self.capacity, self.num_envs, next_obs, self.schema)
         self.memory.require(replay_nbytes(self.schema, self.capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=self.memory.device).device
-        for name, is_given in (("stats", stats is not None), ("norm", bool(norm))):
-            if is_given and self.memory.is_shared:
+        for name, is_passed in (("stats", stats is not None), ("norm", bool(norm))):
+            if is_passed and self.memory.is_shared:
                 raise SchemaError(explain(name, *_SHARED_MEMORY_REFUSAL))
         self.observers = Observers(stats, norm, self.schema, self.num_envs, self.device)
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)

@@ -432,7 +432,7 @@ class TorchWriter:
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
         retired, count = self._remove_oldest(ids, slots)
-        # A pending row becomes final where the step cuts it; elsewhere `_write_row` overwrites its kind.
+        # A step that does not continue a pending row makes this row final; a step that continues it overwrites its kind.
         self._defer(self._kind.index_fill_, 0, pending, FINAL)
         self._write_row(leaves, slots[0], ~continues, reset)
         self._defer(torch.add, count, 1 if reset is None else ~reset, out=self._count)

@@ -1,4 +1,4 @@
-"""Reads batches with torch ops, on every device, and reduces steps that a view has changed to its batch."""
+"""Reads batches with torch ops on every device, and computes the batch of a view that changes steps first."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class TorchReader(PlanReader):
         rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
         sums, leaves[DISCOUNT] = n_step_sums(rewards, is_over, missing, self.plan.gamma)
         leaves |= zip(self._summed.values(), sums, strict=True)
-        places, corrections = ends_of_run(n, slots.device)
-        return run.gather(0, torch.addcmul(places, corrections, missing)), missing
+        places, shifts_per_missing_step = ends_of_run(n, slots.device)
+        return run.gather(0, torch.addcmul(places, shifts_per_missing_step, missing)), missing
 
     def _read_offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
         """Read the leaves of groups with offsets, and their masks."""

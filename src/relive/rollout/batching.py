@@ -23,7 +23,7 @@ ReadBatch = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
 
 def read_epochs(
     read: ReadBatch, items: torch.Tensor | int, batch_size: int, epochs: int, *, shuffle: bool, drop_last: bool,
-    fills_out: bool, where: str, unit: str, random: Randomness, device: torch.device, lock: Any,
+    reads_into_out: bool, where: str, unit: str, random: Randomness, device: torch.device, lock: Any,
     check: Callable[[], None],
 ) -> Iterator[lazy.TensorDict]:  # fmt: skip
     """Return an iterator over batches of items. Each epoch reads every item once.
@@ -49,7 +49,7 @@ def read_epochs(
             remedy = "Add more, or pass a smaller batch_size."
             raise NotReadyError(explain(where, f"{batch_size} {unit}", total, remedy))
         total -= total % batch_size
-    elif fills_out and total % batch_size:
+    elif reads_into_out and total % batch_size:
         remedy = f"Pass drop_last=True, or a batch_size that divides the {unit}."
         raise SchemaError(explain("out", f"full batches of {batch_size} {unit}", f"{total} {unit}", remedy))
 

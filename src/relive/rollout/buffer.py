@@ -348,7 +348,7 @@ class RolloutBuffer(StateDictMixin):
                 read = out_reader(out, source, leaves, batch_size, own_tensors)
             batches = read_epochs(
                 read, self._flags.transitions(), batch_size, epochs, shuffle=shuffle, drop_last=drop_last,
-                fills_out=out is not None, where="minibatches", unit="transitions", random=self._random,
+                reads_into_out=out is not None, where="minibatches", unit="transitions", random=self._random,
                 device=self.device, lock=self._lock, check=self._storage.make_clear_check(),
             )  # fmt: skip
         return batches if target is None else (to_device(batch, target) for batch in batches)
@@ -383,8 +383,8 @@ class RolloutBuffer(StateDictMixin):
             require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
             read = fresh_reader(source, paths, layout == "batch_first")
             batches = read_epochs(
-                read, count, size, epochs, shuffle=shuffle, drop_last=drop_last, fills_out=False, where="sequences",
-                unit="sequences", random=self._random, device=self.device, lock=self._lock,
+                read, count, size, epochs, shuffle=shuffle, drop_last=drop_last, reads_into_out=False,
+                where="sequences", unit="sequences", random=self._random, device=self.device, lock=self._lock,
                 check=self._storage.make_clear_check(),
             )  # fmt: skip
         return batches if target is None else (sequences_to_device(batch, target) for batch in batches)

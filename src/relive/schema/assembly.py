@@ -57,7 +57,7 @@ def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> laz
         for name in path[:-1]:
             node = node.setdefault(name, {})
         node[path[-1]] = leaf
-    return _nest(tree, batch_size)
+    return _nest_leaves(tree, batch_size)
 
 
 def field_value(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
@@ -68,10 +68,10 @@ def field_value(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch
     return assemble(dict(zip(paths, leaves, strict=True)), batch_size)
 
 
-def _nest(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict:
+def _nest_leaves(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict:
     for name, value in tree.items():
         if type(value) is dict:
-            tree[name] = _nest(value, batch_size)
+            tree[name] = _nest_leaves(value, batch_size)
     return make_tensordict(tree, batch_size)
 
 

@@ -376,11 +376,11 @@ def ranges_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the memory ranges from first to last byte of two tensors overlap."""
     if a.device != b.device or a.device.type == "meta" or a.layout != torch.strided or b.layout != torch.strided:
         return False
-    (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent_bytes(x)) for x in (a, b))
+    (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _spanned_bytes(x)) for x in (a, b))
     return start_a < stop_b and start_b < stop_a
 
 
-def _extent_bytes(x: torch.Tensor) -> int:
+def _spanned_bytes(x: torch.Tensor) -> int:
     last_offset = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return (1 + last_offset) * x.element_size() if x.numel() else 0
 

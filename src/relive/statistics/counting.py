@@ -127,9 +127,9 @@ def bind(accumulator: Accumulator) -> None:
 
 
 def set_owner(stats: Accumulator, owner: object) -> None:
-    """Set the buffer that updates `stats`; raise if another buffer does: the steps of both would be mixed."""
+    """Set the buffer that updates `stats`; raise if another buffer updates it, because the steps of both would be mixed."""
     if stats._owner() is not None:
-        # The other buffer may be unreachable but not collected yet.
+        # The owner may be a deleted buffer that Python has not collected yet.
         gc.collect()
     if stats._owner() is not None:
         remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."

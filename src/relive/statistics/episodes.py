@@ -252,8 +252,8 @@ class EpisodeStats(counting.Accumulator):
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
         )
         step, length, flags = finished_rows[:, 0], finished_rows[:, 2], finished_rows[:, 1 + len(self._sums) :]
-        is_whole = (length >= 1) & (length == length.floor()) & (length <= step)
-        verify_elements(is_whole, "stats: length", "a whole number of the counted steps", length)
+        is_valid_length = (length >= 1) & (length == length.floor()) & (length <= step)
+        verify_elements(is_valid_length, "stats: length", "a whole number of the counted steps", length)
         verify_elements(step.diff() >= 0, "stats: step", "steps in order of time", step)
         verify_elements(step <= steps, "stats: step", f"at most {steps}, the steps", step)
         verify_elements((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
@@ -289,9 +289,9 @@ def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
     """Raise if two columns of `episodes()` or `summary()` would have the same name."""
     names = ["step", "return", "length", "reward", "terminated", "truncated", *metrics, *reasons]
     names += [f"step_{name}" for name in ("reward", *metrics)]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise SchemaError(explain("EpisodeStats", "distinct names", f"{duplicate!r} twice", "Rename one."))
+    repeated_name = next((name for name in names if names.count(name) > 1), None)
+    if repeated_name is not None:
+        raise SchemaError(explain("EpisodeStats", "distinct names", f"{repeated_name!r} twice", "Rename one."))
 
 
 def _require_declared(where: str, names: Iterable[str], declared: tuple[str, ...]) -> None:

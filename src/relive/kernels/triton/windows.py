@@ -20,7 +20,7 @@ MAX_STEPS = 1024
 
 
 @triton.jit
-def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: tl.constexpr, CROSS: tl.constexpr,
+def _find_steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: tl.constexpr, CROSS: tl.constexpr,
            SPAN: tl.constexpr):  # fmt: skip
     """Return the slots [B, SPAN] of each row and the rows after it, the mask of steps, and the running count of steps.
 
@@ -70,7 +70,7 @@ def windows_kernel(
     out = position * length
     burn_in = position.to(tl.int32) * 0
     if BACK > 0:
-        slot, is_step, step_counts = _steps(
+        slot, is_step, step_counts = _find_steps(
             kind, first, row, env, tl.maximum(oldest, 0), newest, slots, num_envs, valid, True, CROSS, BACK
         )
         is_step = is_step & (step_counts <= before)
@@ -78,7 +78,7 @@ def windows_kernel(
         target = out[:, None] + burn_in[:, None] - step_counts
         tl.store(windows + target, slot, is_step)
         tl.store(is_first + target, tl.load(first + slot, is_step, other=0), is_step)
-    slot, is_step, step_counts = _steps(
+    slot, is_step, step_counts = _find_steps(
         kind, first, row, env, oldest, newest, slots, num_envs, valid, False, CROSS, AHEAD
     )
     is_step = is_step & (step_counts <= after)

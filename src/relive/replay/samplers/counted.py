@@ -48,7 +48,7 @@ class Counted(Sampler):
         self.rescale, self.optional_state = inner.rescale, inner.optional_state
         if inner.takes_priorities:
             self.update = inner.update
-        self._kind = self.storage.ring.kind.view(-1)
+        self._row_kinds = self.storage.ring.kind.view(-1)
         self._counts = self.storage.allocate("drawn", torch.int64)
 
     def sample(self, count: int) -> Choice:
@@ -69,13 +69,13 @@ class Counted(Sampler):
         if changed is None:
             self._counts[slots] = 0
         else:
-            # The mask may be True at one occurrence of a slot and False at another; one True sets the count to 0.
+            # A slot may occur twice in `slots`: its count becomes 0 if `changed` is True at one of its occurrences.
             self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
         if self._inner.follows_writes:
             self._inner.after_write()
 
     def on_recover(self) -> None:
-        self._counts *= (self._kind == TRANSITION).long()
+        self._counts *= (self._row_kinds == TRANSITION).long()
         self._inner.on_recover()
 
     def on_clear(self) -> None:
@@ -98,7 +98,7 @@ class Counted(Sampler):
         self._counts.copy_(draw_counts)
 
     def check(self) -> None:
-        verify(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
-        is_valid = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
+        verify(len(self._counts) == len(self._row_kinds), "counts of draws", len(self._row_kinds), len(self._counts))
+        is_valid = (self._counts == 0) | ((self._row_kinds == TRANSITION) & (self._counts > 0))
         verify_elements(is_valid, "count of draws", "0, or more for a transition", self._counts)
         self._inner.check()

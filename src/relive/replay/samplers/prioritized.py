@@ -190,7 +190,7 @@ class Prioritized(Sampler):
         if len(values):
             largest = self._max_priority_with(as_numpy_if_cpu(values.masked_fill(is_skipped, 0.0)).max())
         leaves, masses = slots.masked_fill(is_skipped, self._slots), mass.masked_fill_(is_skipped, 0.0)
-        kernels.complete(partial(self._set, leaves, masses, largest))
+        kernels.complete(partial(self._set_masses, leaves, masses, largest))
         stale = as_numpy_if_cpu(is_skipped).sum()
         return stale if isinstance(stale, torch.Tensor) else int(stale)
 
@@ -199,7 +199,7 @@ class Prioritized(Sampler):
             return largest.clamp_(min=self._largest)
         return max(self._largest, float(largest))
 
-    def _set(self, leaves: torch.Tensor, masses: torch.Tensor, largest: Any) -> None:
+    def _set_masses(self, leaves: torch.Tensor, masses: torch.Tensor, largest: Any) -> None:
         self.tree.set(leaves, masses)
         self._largest = largest
 

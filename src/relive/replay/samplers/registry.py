@@ -19,8 +19,8 @@ _MAX_SLOT_BYTES = 64
 
 def sampler_classes() -> dict[str, type]:
     """Return the exported sampler classes, by name."""
-    exported = {name: getattr(samplers, name) for name in samplers.__all__}
-    return {name: kind for name, kind in exported.items() if isinstance(kind, type) and is_dataclass(kind)}
+    exported_names = {name: getattr(samplers, name) for name in samplers.__all__}
+    return {name: kind for name, kind in exported_names.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
 def sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:

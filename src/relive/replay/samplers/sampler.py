@@ -159,11 +159,11 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
     if not isinstance(chosen, tuple) or len(chosen) != 2:
         raise SchemaError(explain(where, "(slots, weight)", _describe(chosen), "Return (slots, None) without weights."))
     slots, weight = chosen
-    fewer = " or fewer" if sampler.may_return_fewer else ""
+    or_fewer = " or fewer" if sampler.may_return_fewer else ""
     is_index = isinstance(slots, torch.Tensor) and slots.dtype == torch.int64 and slots.ndim == 1
     num_missing = count - len(slots) if is_index and slots.device == device else -1
     if num_missing and not (sampler.may_return_fewer and 0 < num_missing < count):
-        expected = f"int64 slots of shape ({count},){fewer} on {device}"
+        expected = f"int64 slots of shape ({count},){or_fewer} on {device}"
         raise SchemaError(explain(where, expected, _describe(slots), "Return one slot for each row of the batch."))
     if (weight is not None) != sampler.returns_weights:
         got, remedy = ("weights", "True") if weight is not None else ("None", "False")

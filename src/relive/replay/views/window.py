@@ -134,19 +134,19 @@ def _argument_name(path: Path) -> str:
     return "Window." + ".".join(path)
 
 
-def _as_list(where: str, values: Any, what: str) -> list[Any]:
-    remedy = f"Pass a tuple or list of {what}, or a range."
+def _as_list(where: str, values: Any, noun: str) -> list[Any]:
+    remedy = f"Pass a tuple or list of {noun}, or a range."
     if hasattr(values, "tolist"):
         values = values.tolist()
     if isinstance(values, str | bytes | set | frozenset) or not isinstance(values, Iterable):
         got = "a set, which has no order" if isinstance(values, set | frozenset) else repr(values)
-        raise SchemaError(explain(where, f"several {what}", got, remedy))
+        raise SchemaError(explain(where, f"several {noun}", got, remedy))
     if isinstance(values, range) and len(values) > _MAX_OFFSETS:
-        raise SchemaError(explain(where, f"at most {_MAX_OFFSETS} {what}", values, "Pass fewer."))
+        raise SchemaError(explain(where, f"at most {_MAX_OFFSETS} {noun}", values, "Pass fewer."))
     items = list(values)
     if not items or len(items) > _MAX_OFFSETS:
         remedy = "Leave out a field without offsets."
-        raise SchemaError(explain(where, f"1 to {_MAX_OFFSETS} {what}", len(items), remedy))
+        raise SchemaError(explain(where, f"1 to {_MAX_OFFSETS} {noun}", len(items), remedy))
     return items
 
 
