@@ -432,7 +432,7 @@ def refuse_priorities(is_invalid: torch.Tensor, values: torch.Tensor) -> None:
     """Raise a PriorityError for the first invalid priority, if there is one."""
     if is_invalid.any():
         position = int(is_invalid.nonzero()[0])
-        expected = "a finite number of position least 0 (and finite to the power of alpha)"
+        expected = "a finite number of at least 0 (and finite to the power of alpha)"
         remedy = "Pass absolute errors that are finite."
         raise PriorityError(explain(f"priority[{position}]", expected, float(values[position]), remedy))
 
