@@ -303,7 +303,7 @@ private:
         // Points to `slots`, or to slots that several groups share.
         const int64_t* at = nullptr;
         std::vector<int64_t> slots;
-        // Runs of slots, for packed sequences.
+        // Consecutive slots as runs, for packed sequences.
         std::vector<SlotRun> runs;
         // Index of the mask tensor; 0 without a mask.
         size_t mask = 0;

@@ -238,7 +238,7 @@ struct LambdaReturn {
     }
 };
 
-// Carries the returns of 1, 2, … n steps of the following row; each becomes the next longer return of this row.
+// Carries the returns over 1, 2, … n steps from the following row: its return over k steps gives this row's over k + 1.
 template <class R>
 struct NStepReturn {
     using Values = typename R::Values;

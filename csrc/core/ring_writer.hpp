@@ -305,7 +305,7 @@ private:
     // Count the episode end before step i if it is still stored. Episodes of one step are ignored: a bandit may
     // legitimately pass the next context as the next observation.
     void count_end(int64_t env, int64_t i) {
-        // The row of the last step. The row after it holds the final observation.
+        // `row` is the row of the last step; the next row holds the final observation.
         const int64_t row = minus(ring_.head[env], 2);
         if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
         const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);

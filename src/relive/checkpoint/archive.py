@@ -297,7 +297,7 @@ class Archive:
         try:
             self._write_atomically(manifest_file(manifest.number), [data])
         finally:
-            # An interrupted write may have completed the manifest: then its files must stay.
+            # An interrupted write may have completed the manifest. In that case the files of the checkpoint must stay.
             if self.exists(manifest.number):
                 self._uncommitted_files.clear()
         self.files.sync_folder("manifests")

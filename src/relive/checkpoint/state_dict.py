@@ -212,7 +212,7 @@ def unpack(arrays: PackedArrays) -> Arrays:
 
 def pack_state(buffer: StateDictMixin) -> dict[str, Any]:
     """Return the `state_dict` of a buffer, for the pickle of an object that contains the buffer."""
-    # Until they are packed, the tensors share the memory of the buffer.
+    # The lock is held until the tensors are packed, because they share the memory of the buffer.
     with buffer._lock:
         state = buffer.state_dict()
         return {**state, "rows": pack(state["rows"]), "arrays": pack(state["arrays"])}

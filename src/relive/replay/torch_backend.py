@@ -432,7 +432,7 @@ class TorchWriter:
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
         retired, count = self._remove_oldest(ids, slots)
-        # A step that does not continue a pending row makes this row final; a step that continues it overwrites its kind.
+        # A step that does not continue a pending row makes this row final; otherwise `_write_row` overwrites the kind.
         self._defer(self._kind.index_fill_, 0, pending, FINAL)
         self._write_row(leaves, slots[0], ~continues, reset)
         self._defer(torch.add, count, 1 if reset is None else ~reset, out=self._count)
@@ -555,7 +555,7 @@ def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     # as_strided, because an axis of length 1 may have any stride, which view(dtype) rejects.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
     is_equal = a == b
-    # On the CPU amin of bytes is several times faster than all(1).
+    # On the CPU, `amin` of bytes is several times faster than `all(1)`.
     return is_equal.view(torch.uint8).amin(1).view(torch.bool) if is_equal.numel() else is_equal.all(1)
 
 

@@ -127,7 +127,7 @@ def bind(accumulator: Accumulator) -> None:
 
 
 def set_owner(stats: Accumulator, owner: object) -> None:
-    """Set the buffer that updates `stats`; raise if another buffer updates it, because the steps of both would be mixed."""
+    """Set the buffer that updates `stats`; raise if another buffer does, which would mix the steps of both."""
     if stats._owner() is not None:
         # The owner may be a deleted buffer that Python has not collected yet.
         gc.collect()
