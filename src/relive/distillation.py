@@ -389,7 +389,7 @@ class DistillationBuffer(StateDictMixin):
                 raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
 
         batches = read_epochs(
-            read, rows, batch_size, epochs, shuffle=shuffle, drop_last=drop_last, fills_out=out is not None,
+            read, rows, batch_size, epochs, shuffle=shuffle, drop_last=drop_last, reads_into_out=out is not None,
             where="epochs", unit="rows", random=self._random, device=self.device, lock=self._lock, check=check,
         )  # fmt: skip
         return batches if target is None else (to_device(batch, target) for batch in batches)
