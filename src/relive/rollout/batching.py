@@ -35,7 +35,7 @@ def read_epochs(
         epochs: number of epochs.
         shuffle: whether each epoch has a new random order; False keeps the order of `items`.
         drop_last: whether to omit the last batch of an epoch if it has fewer items; too few items for a batch raise.
-        fills_out: whether batches are read into the caller's `out`; every batch must then be full.
+        reads_into_out: whether batches are read into the caller's `out`; every batch must then be full.
         where: name of the calling method, for messages.
         unit: name of the items, for messages.
         random: generator of the order.
