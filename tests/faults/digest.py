@@ -16,7 +16,7 @@ CACHES = {
     "_continuity",  # observes steps before they are stored; its counts are not buffer state
     "_reused_memory",
     "_declared",
-    "_environments",
+    "_env_id_converter",
     "_readers",
     "_reader",
     "_paths",
@@ -30,10 +30,8 @@ CACHES = {
     "_written",
     "first_ids",
     "_cached_fit",
-    "_row_views",
     "_build",
     "is_exposed",
-    "_counted_columns",
 }
 """Attributes that are caches or do not affect stored data."""
 PLAIN = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}

@@ -18,7 +18,7 @@ from hypothesis import Phase
 
 import relive as rl
 from relive import kernels
-from relive.checkpoint.snapshot import Rows
+from relive.checkpoint import saving
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.replay.native_backend import NativeBackend
@@ -226,8 +226,10 @@ def calls_priorities_of_all_equal(draws: Any, slots: torch.Tensor, priority: tor
     return 0
 
 
-def saves_without_the_newest(base: Any, saved: torch.Tensor) -> Any:
-    return Rows(base.columns, base.stop, base.stop)
+def saves_without_the_newest(archive: Any, number: int, rows: Any, previous: Any) -> Any:
+    if previous.saved_until is not None:
+        return list(previous.segments)
+    return _write_segments(archive, number, rows, previous)
 
 
 def forgets_rounds(buffer: Any, starts: list[int]) -> None:
@@ -242,6 +244,7 @@ def keeps_what_is_attached(storage: Any, *arguments: Any) -> None:
 
 
 _commit = RolloutStorage.commit
+_write_segments = saving._write_segments
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "cuts that are forgotten": ("shared uniform", NativeBackend, "cut", forgets_cuts),
@@ -250,7 +253,7 @@ HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
     "a refused call that counts": ("stored uniform", NativeBackend, "write", writes_and_then_fails),
     "priorities that are not taken": ("stored prioritized", rl.Prioritized, "update", calls_priorities_of_all_equal),
-    "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
+    "saves without the newest rows": ("distillation", saving, "_write_segments", saves_without_the_newest),
     "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),
     "targets of older steps": ("rollout", RolloutStorage, "commit", keeps_what_is_attached),
 }
