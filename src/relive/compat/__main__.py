@@ -1,4 +1,4 @@
-"""Run a program with our buffers: `python -m relive.compat agilerl script.py …`, or `-m module …`."""
+"""Run a program with relive's buffers: `python -m relive.compat agilerl script.py …`, or `-m module …`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _USAGE = f"usage: python -m relive.compat {{{','.join(ORIGINALS)}}} (script.py |
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Patch an original, then run a script or a module as Python would."""
+    """Patch a library, then run a script or a module as Python would."""
     name, *program = arguments or [""]
     is_module = program[:1] == ["-m"]
     program = program[is_module:]

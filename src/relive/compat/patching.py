@@ -1,4 +1,4 @@
-"""Replacing the buffers of an original library by ours in its modules, so that its unmodified trainers use ours."""
+"""Replaces the buffers of another library by relive's in its modules, so that its unmodified trainers use relive's."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["ORIGINALS", "patch", "unpatch"]
 
 @dataclass(frozen=True)
 class Original:
-    """A library with buffers that ours can replace."""
+    """A library whose buffers relive's buffers can replace."""
 
     distribution: str
     tested_versions: tuple[str, ...]
-    """The versions, as major.minor, that our adapter was tested with."""
+    """The versions, as major.minor, that relive's adapter was tested with."""
     modules: tuple[str, ...]
-    """Modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
+    """Modules with buffers; relive's have the same paths below `relive.compat`. Releases may lack some of them."""
     companion: str | None = None
-    """Another original to patch at the same time, if installed: its buffers inherit from these or vice versa."""
+    """Another library to patch at the same time, if installed: its buffers inherit from these or vice versa."""
 
 
 ORIGINALS = {
@@ -48,7 +48,7 @@ ORIGINALS = {
         "embodichain", ("0.3",),
         (
             "learning.rl.buffer.standard_buffer", "learning.rl.buffer.utils", "learning.rl.algo.common",
-            # These modules are those of releases before 0.2.3.
+            # Releases before 0.2.3 have the modules below.
             "agents.rl.buffer.standard_buffer", "agents.rl.buffer.rollout_buffer", "agents.rl.buffer.utils",
             "agents.rl.algo.common",
         ),
@@ -71,7 +71,7 @@ ORIGINALS = {
 
 
 class Replacement(NamedTuple):
-    """A class or function of an original, and ours that replaces it."""
+    """A class or function of a library, and relive's that replaces it."""
 
     name: str
     original: Any
@@ -79,7 +79,7 @@ class Replacement(NamedTuple):
 
 
 class _Rebinding(NamedTuple):
-    """The rebound names of an original."""
+    """The names in a library's modules that `patch` has bound to relive's objects."""
 
     replacements: list[Replacement]
     previous_values: dict[tuple[str, str], Any]
@@ -91,22 +91,22 @@ _patched: set[str] = set()
 
 
 def patch(name: str) -> AbstractContextManager[object]:
-    """Bind the names of an original's buffers to ours in all of its modules, until `unpatch(name)`.
+    """Bind the names of a library's buffers to relive's in all of its modules, until `unpatch(name)`.
 
-    `name` is the original's package. Modules of the original that are imported later get our buffers, too, and so does
-    your code if it imports from the original after this call, or inside `with patch(name):`. Subclasses, default
+    `name` is the library's package. Modules of the library that are imported later get relive's buffers, too, and so
+    does your code if it imports from the library after this call, or inside `with patch(name):`. Subclasses, default
     arguments, registries and names that were bound before stay unchanged, and so do spawned processes.
 
     As a context manager, the patch ends with the block, unless it was active before.
-    An untested version gets one warning that lists the arguments that differ from ours.
+    An untested version gets one warning that lists the arguments that differ from relive's.
     """
     original = _find_original("patch", name)
     companions = [original.companion] if original.companion and _can_import(original.companion) else []
     new_replacements = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
-    # Warn before any name is rebound: the warning may be configured to raise.
+    # The warning precedes any rebinding, because it may be configured to raise.
     for root, pairs in new_replacements.items():
         _warn_untested(root, ORIGINALS[root], pairs)
-    # Rebind after all imports: imported modules must see the original classes.
+    # Names are rebound after all imports, because imported modules must see the library's own classes.
     for root, pairs in new_replacements.items():
         _rebindings[root] = _rebind(root, pairs)
     end_of_block = ExitStack()
@@ -117,7 +117,7 @@ def patch(name: str) -> AbstractContextManager[object]:
 
 
 def unpatch(name: str) -> None:
-    """Bind the names of an original's buffers to its own classes again; without an active patch, do nothing."""
+    """Bind the names of a library's buffers to its own classes again; without an active patch, do nothing."""
     _find_original("unpatch", name)
     _patched.discard(name)
     active_roots = _patched | {ORIGINALS[root].companion for root in _patched}
@@ -137,7 +137,7 @@ def _find_original(where: str, name: str) -> Original:
 
 def _rebind(root: str, pairs: list[Replacement]) -> _Rebinding:
     ours_by_id = {id(pair.original): pair.ours for pair in pairs}
-    # The value of a name that is bound to ours already is recorded, too: `unpatch` must not change it.
+    # A name that is already bound to relive's class is recorded, too, so that `unpatch` does not change this name.
     bindings = list(_bindings(root, {*ours_by_id, *map(id, ours_by_id.values())}))
     for module, attribute, value in bindings:
         setattr(module, attribute, ours_by_id.get(id(value), value))
@@ -145,24 +145,24 @@ def _rebind(root: str, pairs: list[Replacement]) -> _Rebinding:
 
 
 def _bindings(root: str, ids: Collection[int]) -> Iterator[tuple[ModuleType, str, Any]]:
-    """Yield the module-level names of an original's loaded modules that are bound to one of these objects."""
+    """Yield the module-level names of a library's loaded modules that are bound to an object with one of these ids."""
     for path, module in list(sys.modules.items()):
         if path.partition(".")[0] == root and isinstance(module, ModuleType):
             yield from ((module, name, value) for name, value in list(vars(module).items()) if id(value) in ids)
 
 
 def replacements(root: str) -> Iterator[Replacement]:
-    """Yield the replacements of an original's objects."""
+    """Yield every class and function of a library that relive replaces, with its replacement."""
     original = ORIGINALS[root]
     paths = [path for path in original.modules if _can_import(f"{root}.{path}")]
     if not paths:
-        # This import raises if the original is not installed.
+        # This import raises if the library is not installed; an installed library without the modules raises below.
         importlib.import_module(root)
         expected = f"one of its modules {', '.join(original.modules)}"
         raise ImportError(
             explain(f"patch({root!r})", expected, "none of them", f"Install {original.tested_versions[-1]}.")
         )
-    # Our modules are imported first, since they may inherit from the original classes.
+    # relive's modules are imported first, since they may inherit from the library's classes.
     our_modules = [importlib.import_module(f"{__package__}.{root}.{path}") for path in paths]
     for path, module in zip(paths, our_modules, strict=True):
         originals = vars(importlib.import_module(f"{root}.{path}"))
@@ -180,7 +180,7 @@ def _can_import(module: str) -> bool:
 
 
 def _warn_untested(root: str, original: Original, pairs: Sequence[Replacement]) -> None:
-    """Warn if the installed version is untested; list the arguments that our classes lack."""
+    """Warn if the installed version is untested; list the arguments that relive's classes lack."""
     try:
         installed_version = version(original.distribution)
     except PackageNotFoundError:
@@ -194,7 +194,7 @@ def _warn_untested(root: str, original: Original, pairs: Sequence[Replacement]) 
 
 
 def differences(where: str, original: Any, ours: Any) -> Iterator[str]:
-    """Yield the methods and arguments of an original's class or function that ours lacks."""
+    """Yield the methods and arguments of a library's class or function that relive's lacks."""
     if not inspect.isclass(original):
         if inspect.isroutine(original) and (arguments := _missing_arguments(original, ours)):
             yield f"{where}{arguments}"
@@ -209,7 +209,7 @@ def differences(where: str, original: Any, ours: Any) -> Iterator[str]:
 
 
 def _missing_arguments(original: Any, ours: Any) -> str | None:
-    """Return the original's arguments in brackets if ours does not accept them in the same order, else None."""
+    """Return the arguments of `original` in brackets if relive's `ours` lacks them or their order, else None."""
     expected, accepted = (list(inspect.signature(function).parameters.values()) for function in (original, ours))
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in accepted):
         return None

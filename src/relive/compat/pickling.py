@@ -32,14 +32,14 @@ def rejects_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
 class PicklableBuffer:
     """Base class of buffers whose pickles and copies contain the state of a replay core instead of the core.
 
-    Attributes that are derived from the others are left out.
+    Attributes that `_derive` sets are left out.
     """
 
     _derived_attributes: tuple[str, ...] = ()
     """Names of the attributes that `_derive` sets."""
 
     def _derive(self) -> None:
-        """Set the derived attributes from the others; a core is present as its state, for `restore_core`."""
+        """Set the derived attributes from the restored ones; a core is still its saved state, for `restore_core`."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def assign(where: str, memory: Any, value: Any) -> None:
 
 
 def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each tensor or array of the memory with its new content; skip parts that are assigned to themselves."""
+    """Yield each tensor or array of the memory with its new content; skip memory that is assigned to itself."""
     if value is memory:
         return
     if memory is None:
@@ -111,7 +111,7 @@ def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, A
         check_shape(where, new, memory.shape, "Assign every step.")
         converted = new.to(memory.dtype) if is_tensor else new.astype(memory.dtype)
     except (TypeError, RuntimeError) as error:
-        # The conversion fails if the value is not made of numbers, for example for strings and ragged lists.
+        # Values that are not made of numbers, such as strings and ragged lists, raise one of these errors.
         expected = f"numbers of shape {tuple(memory.shape)}"
         raise SchemaError(explain(where, expected, type_name(value), "Assign every step.")) from error
     is_float = memory.is_floating_point() if is_tensor else memory.dtype.kind == "f"
@@ -122,7 +122,7 @@ def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, A
 
 
 def _parts(tree: Any) -> Any:
-    """Return the parts of a dict, TensorDict, tuple or list by key or number; None for anything else."""
+    """Return the entries of a dict, TensorDict, tuple or list by key or number; None for any other value."""
     if isinstance(tree, tuple | list):
         return dict(enumerate(tree))
     return tree if is_tree(tree) else None
@@ -142,7 +142,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to each leaf of a tree and the leaves of other trees at the same keys; return dicts."""
     if type(tree) is _TENSOR or not is_tree(tree):
         return function(tree, *others)
-    # `add` maps single trees in every step, so this case has a faster path.
+    # `add` maps a single tree in every step, so a call without other trees has a faster path.
     if not others:
         return {key: map_tree(function, part) for key, part in tree.items()}
     return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}

@@ -1,10 +1,10 @@
-"""AgileRL's buffers on our core, with AgileRL's modules, classes, arguments and containers.
+"""AgileRL's buffers on relive's core, with AgileRL's modules, classes, arguments and containers.
 
     from relive.compat.agilerl.components.replay_buffer import PrioritizedReplayBuffer, ReplayBuffer
     from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 
-Where AgileRL is installed, our classes are subclasses of its own, so that its trainers recognise them.
-`relive.compat.patch("agilerl")` lets its algorithms and trainers make ours. Each class lists its differences
+Where AgileRL is installed, relive's classes are subclasses of its own, so that its trainers recognise them.
+`relive.compat.patch("agilerl")` lets its algorithms and trainers make them. Each class lists its differences
 from AgileRL.
 """
 

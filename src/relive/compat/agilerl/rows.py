@@ -15,7 +15,7 @@ from relive.schema.assembly import make_tensordict
 
 
 def original_class(module: str, name: str) -> Any:
-    """Return the class `name` of AgileRL's `module`, to inherit from; `object` without AgileRL.
+    """Return the class `name` of AgileRL's `module`, as a base of relive's class; `object` without AgileRL.
 
     The distribution must be installed: a folder named agilerl is not enough.
     """
@@ -27,7 +27,7 @@ def original_class(module: str, name: str) -> Any:
 
 
 def original_or_ours(module: str, ours: type) -> Any:
-    """Return AgileRL's class with the name of our subclass; our class without AgileRL."""
+    """Return AgileRL's class with the name of relive's class `ours`; return `ours` without AgileRL."""
     original = original_class(module, ours.__name__)
     return ours if original is object else original
 

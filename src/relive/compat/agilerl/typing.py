@@ -23,7 +23,7 @@ class BPTTSequenceType(Enum):
     """FIFTY_PERCENT_OVERLAP, as AgileRL's documentation spells it."""
 
 
-# AgileRL's own enumeration is used where it is installed; it gets the documented spelling as an alias.
+# Where AgileRL is installed, this name is AgileRL's own enumeration, which gets the documented spelling as an alias.
 _sequence_type: Any = original_or_ours("typing", BPTTSequenceType)
 if not hasattr(_sequence_type, "FIFTY_PERCENT_OVERLAPPING"):
     _sequence_type.FIFTY_PERCENT_OVERLAPPING = _sequence_type.FIFTY_PERCENT_OVERLAP

@@ -1,7 +1,7 @@
-"""ApexRL's buffers on our core, with ApexRL's constructors, names, containers and errors, and without its mistakes.
+"""ApexRL's buffers on relive's core, with ApexRL's constructors, names, containers and errors, but not its mistakes.
 
 The modules have ApexRL's paths below this package: `relive.compat.apexrl.buffer.rollout_buffer`,
-`relive.compat.apexrl.utils`. `relive.compat.patch("apexrl")` lets ApexRL's algorithms and runners use our buffers.
+`relive.compat.apexrl.utils`. `relive.compat.patch("apexrl")` lets ApexRL's algorithms and runners use relive's buffers.
 `core` of a buffer is the relive buffer underneath.
 """
 

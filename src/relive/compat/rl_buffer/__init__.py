@@ -1,4 +1,4 @@
-"""rl-buffer's names on our core: its replay buffers (shared, prioritized), `RolloutBuffer`, `StatsTracker`, `SumTree`.
+"""rl-buffer's names on relive's core: replay buffers (shared, prioritized), `RolloutBuffer`, `StatsTracker`, `SumTree`.
 
 `len`, `capacity` and `full` count time steps; `total_capacity` and `total_current_size` count transitions. Differences
 from rl-buffer that matter for learning:

@@ -1,4 +1,4 @@
-"""rl-buffer's `PrioritizedReplayBuffer` on our core."""
+"""rl-buffer's `PrioritizedReplayBuffer` on relive's core."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
         Prioritized(alpha, beta, epsilon)
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self._current_beta = _Beta(beta)
-        # The core's own exponent cannot change, but `alpha` may: `update_priorities` applies `alpha`.
+        # relive's sampler cannot change its exponent, which is therefore 1: `update_priorities` applies `alpha`.
         sampler = Prioritized(1.0, self._current_beta, 0.0)
         self._declare(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
         self._use(self._make())

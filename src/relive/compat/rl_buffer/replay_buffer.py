@@ -1,4 +1,4 @@
-"""rl-buffer's `ReplayBuffer` on our core, and the base classes of its three replay buffers."""
+"""rl-buffer's `ReplayBuffer` on relive's core, and the base classes of its three replay buffers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         """Set `_make`, a picklable function that makes the core."""
         self.obs_shape, self.action_shape = obs_shape, action_shape
         fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        # With next_obs="shared" the last observation of each episode would occupy a row of the capacity.
+        # Next observations are stored, because with "shared" the last observation of each episode would occupy a row.
         settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
         self._make = partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
 
@@ -99,11 +99,12 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
     ) -> None:  # fmt: skip
         """Store one step of every environment.
 
-        `done` marks terminated episodes and `truncated` those cut short, as bools or numbers. As positional arguments
-        `truncated` may come before `next_obs`: they are told apart by shape, or by dtype if observations are scalars.
+        `done` marks terminated episodes and `truncated` marks truncated episodes, as bools or numbers. As positional
+        arguments `truncated` may come before `next_obs`: the two are told apart by shape, or by dtype if observations
+        are scalars.
         """
         core, tracker = self.core, self._stats_tracker
-        # Other processes and threads may add, too: the check and the write must be atomic.
+        # Other processes and threads may add, too, so one lock covers the check and the write.
         with core._lock:
             is_full = self.reset_strategy is not ResetStrategy.RECURRENT and len(core) == core.capacity
             check_not_full(is_full, self.reset_strategy)
@@ -114,7 +115,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
                 if getattr(tracker, "truncated_ends", False) is True:
                     ended = ended | to_numpy(step[4])
                 update_stats(tracker, ended, step[2], infos, done_reasons)
-            # The strategy is AUTO: a full buffer is emptied.
+            # Only with the strategy AUTO does `check_not_full` let a full buffer pass, so it is emptied.
             if is_full:
                 self.reset()
             core.add(*step)
@@ -129,7 +130,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         return step
 
     def _is_swapped(self, next_obs: Any, truncated: Any) -> bool:
-        """Whether `next_obs` has the shape of flags; if observations are scalars, whether only `next_obs` has bools."""
+        """Return True if `next_obs` has the shape of flags; for scalar observations, if only `next_obs` has bools."""
         if self.obs_shape:
             return np.shape(next_obs) == (self.num_envs,) and not is_tree(next_obs)
         return _are_bools(next_obs) and not _are_bools(truncated) and self._places[0][1].dtype is not torch.bool

@@ -1,4 +1,4 @@
-"""rl-buffer's `RolloutBuffer` on our core."""
+"""rl-buffer's `RolloutBuffer` on relive's core."""
 
 from __future__ import annotations
 

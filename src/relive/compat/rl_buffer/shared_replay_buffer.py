@@ -1,4 +1,4 @@
-"""rl-buffer's `SharedReplayBuffer` on our core."""
+"""rl-buffer's `SharedReplayBuffer` on relive's core."""
 
 from __future__ import annotations
 

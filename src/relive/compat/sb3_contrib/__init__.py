@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""sb3-contrib's algorithms and rollout buffers on this library's core.
+"""sb3-contrib's algorithms and rollout buffers on relive's core.
 
-    from relive.compat.sb3_contrib import MaskablePPO, RecurrentPPO       # on our rollout buffers
+    from relive.compat.sb3_contrib import MaskablePPO, RecurrentPPO       # on relive's rollout buffers
 
-`relive.compat.patch("sb3_contrib")` lets its own algorithms choose our buffers.
+`relive.compat.patch("sb3_contrib")` lets its own algorithms choose relive's buffers.
 """
 
 from relive.errors import explain

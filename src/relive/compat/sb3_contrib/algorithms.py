@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""sb3-contrib's algorithms, with our buffers as defaults."""
+"""sb3-contrib's algorithms, with relive's buffers as defaults."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ contrib: Any = importlib.import_module("sb3_contrib")
 
 
 class MaskablePPO(OnPolicyAlgorithm, contrib.MaskablePPO):
-    """PPO with action masks on our rollout buffer."""
+    """PPO with action masks on relive's rollout buffer."""
 
     _buffer_classes = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 
 
 class RecurrentPPO(OnPolicyAlgorithm, contrib.RecurrentPPO):
-    """PPO with LSTMs on our rollout buffer, which replaces the one that sb3-contrib makes."""
+    """PPO with LSTMs on relive's rollout buffer, which replaces the one that sb3-contrib makes."""
 
     _buffer_classes = (RecurrentRolloutBuffer, RecurrentDictRolloutBuffer)
 
@@ -30,16 +30,16 @@ class RecurrentPPO(OnPolicyAlgorithm, contrib.RecurrentPPO):
 
 
 class TRPO(OnPolicyAlgorithm, contrib.TRPO):
-    """TRPO on our rollout buffer."""
+    """TRPO on relive's rollout buffer."""
 
 
 class QRDQN(OffPolicyAlgorithm, contrib.QRDQN):
-    """QR-DQN on our replay buffer."""
+    """QR-DQN on relive's replay buffer."""
 
 
 class TQC(OffPolicyAlgorithm, contrib.TQC):
-    """TQC on our replay buffer."""
+    """TQC on relive's replay buffer."""
 
 
 class CrossQ(OffPolicyAlgorithm, contrib.CrossQ):
-    """CrossQ on our replay buffer."""
+    """CrossQ on relive's replay buffer."""

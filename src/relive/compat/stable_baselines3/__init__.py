@@ -1,10 +1,10 @@
-"""Stable-Baselines3's buffers on this library's core, for `rollout_buffer_class=` and `replay_buffer_class=`.
+"""Stable-Baselines3's buffers on relive's core, for `rollout_buffer_class=` and `replay_buffer_class=`.
 
-    from relive.compat.stable_baselines3 import SAC                       # chooses our buffers itself
+    from relive.compat.stable_baselines3 import SAC                       # chooses relive's buffers itself
     from relive.compat.stable_baselines3.common.buffers import ReplayBuffer
 
 Signatures, sample types and meanings are those of Stable-Baselines3, whose algorithms need no change.
-`relive.compat.patch("stable_baselines3")` lets its own algorithms choose our buffers.
+`relive.compat.patch("stable_baselines3")` lets its own algorithms choose relive's buffers.
 """
 
 from relive.errors import explain

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Stable-Baselines3's algorithms, with our buffers as defaults of `rollout_buffer_class` and `replay_buffer_class`."""
+"""Stable-Baselines3's algorithms, with relive's buffers as default `rollout_buffer_class` and `replay_buffer_class`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
         n_steps = self.n_steps
         if self.replay_buffer_class is None:
             self.replay_buffer_class = self._choose_class()
-            # Stable-Baselines3 would warn that it ignores n_steps.
+            # `n_steps` is 1 during this call, because Stable-Baselines3 would warn that it ignores `n_steps`.
             self.n_steps = 1
         super()._setup_model()
         self.n_steps = n_steps
@@ -56,24 +56,24 @@ class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
 
 
 class PPO(OnPolicyAlgorithm, sb3.PPO):
-    """Stable-Baselines3's PPO on our rollout buffer."""
+    """Stable-Baselines3's PPO on relive's rollout buffer."""
 
 
 class A2C(OnPolicyAlgorithm, sb3.A2C):
-    """Stable-Baselines3's A2C on our rollout buffer."""
+    """Stable-Baselines3's A2C on relive's rollout buffer."""
 
 
 class DQN(OffPolicyAlgorithm, sb3.DQN):
-    """Stable-Baselines3's DQN on our replay buffer."""
+    """Stable-Baselines3's DQN on relive's replay buffer."""
 
 
 class SAC(OffPolicyAlgorithm, sb3.SAC):
-    """Stable-Baselines3's SAC on our replay buffer."""
+    """Stable-Baselines3's SAC on relive's replay buffer."""
 
 
 class TD3(OffPolicyAlgorithm, sb3.TD3):
-    """Stable-Baselines3's TD3 on our replay buffer."""
+    """Stable-Baselines3's TD3 on relive's replay buffer."""
 
 
 class DDPG(TD3, sb3.DDPG):
-    """Stable-Baselines3's DDPG on our replay buffer."""
+    """Stable-Baselines3's DDPG on relive's replay buffer."""

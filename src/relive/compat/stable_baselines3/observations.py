@@ -19,7 +19,7 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def overrides(buffer: Any, *names: str) -> bool:
-    """Whether a buffer belongs to a user's subclass that overrides one of these methods."""
+    """Return True if a buffer is of a user's subclass of relive's class that overrides one of the methods `names`."""
     buffer_class = type(buffer)
     our_class = next(base for base in buffer_class.__mro__ if base.__module__.startswith("relive."))
     return any(getattr(buffer_class, name) is not getattr(our_class, name) for name in names)

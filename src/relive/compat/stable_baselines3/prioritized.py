@@ -69,7 +69,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
         super().__init__(*args, **kwargs)
-        # With its own `_get_samples` a subclass would use Stable-Baselines3's `sample`, which draws uniformly.
+        # A subclass with its own `_get_samples` would draw uniformly by Stable-Baselines3's `sample`, so it is refused.
         if self._has_own_batches:
             remedy = "Override sample, and change the batch that super().sample returns."
             expected = "a class without its own _get_samples and conversions"
@@ -141,7 +141,7 @@ class _PrioritizedAlgorithm:
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Draw `gradient_steps` batches, learn from each, and log the mean losses."""
         buffer = self.replay_buffer
-        # A loaded replay buffer may be one that another algorithm saved.
+        # A user may have loaded the replay buffer of another algorithm, which has no priorities.
         if not hasattr(buffer, "update_priorities"):
             got, remedy = f"a {type(buffer).__name__}", "Load one that a prioritized algorithm saved."
             raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
@@ -166,7 +166,7 @@ class _PrioritizedAlgorithm:
         self.replay_buffer.update_priorities(batch.indices, errors)
 
     def _update_targets(self, *names: str) -> None:
-        """Move the target networks towards these networks, and copy the batch norm statistics."""
+        """Move the target network of each network in `names` towards it, and copy the batch norm statistics."""
         for name in names:
             network, target = (getattr(self, each) for each in (name, f"{name}_target"))
             polyak_update(network.parameters(), target.parameters(), self.tau)

@@ -2,7 +2,8 @@
 """`ReplayBuffer`, `DictReplayBuffer` and `NStepReplayBuffer`: Stable-Baselines3's off-policy buffers.
 
 Stable-Baselines3's `done` marks every end of an episode, and "TimeLimit.truncated" in an info marks a timeout. `dones`
-in batches exclude timeouts: they are our `terminated`. Rows are positions `[buffer_size, n_envs]`, written in turn.
+in batches exclude timeouts: they are relive's `terminated`. Rows are positions `[buffer_size, n_envs]`, written in
+turn.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
 
     @property
     def _core_is_current(self) -> bool:
-        """Whether `add` stored every step; False if a user wrote steps into the arrays and set `pos`."""
+        """Whether `add` stored every step of this buffer; False if a user wrote into the arrays and set `pos`."""
         num_written = self._rows.num_written
         return self.pos == num_written % self.buffer_size and self.full == (num_written >= self.buffer_size)
 
@@ -190,7 +191,8 @@ class ReplayBuffer(sb3.ReplayBuffer):
     ) -> None:
         """Store one step of every environment; `next_obs` is the observation after the step, before any reset."""
         if not self._core_is_current:
-            # Stable-Baselines3's `add` writes at `pos`, which is not the core's next position.
+            # `pos` is not the core's next position, so Stable-Baselines3's `add` writes the step at `pos` of the
+            # arrays.
             super().add(obs, next_obs, action, reward, done, infos)
             return
         step = (
@@ -210,7 +212,7 @@ class ReplayBuffer(sb3.ReplayBuffer):
             try:
                 self._rows.add(obs, next_obs, *step)
             except SchemaError:
-                # Nothing was stored: the step is added again below, with reshaped values.
+                # A step that raises is not stored, so it is added again below, with reshaped values.
                 self._fits_unchanged = False
         if not self._fits_unchanged:
             self._rows.add(*self._reshape(obs, next_obs), *step)
@@ -239,7 +241,8 @@ class ReplayBuffer(sb3.ReplayBuffer):
         if self._has_own_batches or not self._core_is_current:
             count = self.size()
             if self.optimize_memory_usage and count == self.buffer_size:
-                # The newest next observation has overwritten the observation of the oldest transition.
+                # The oldest transition is not drawn, because the newest next observation has overwritten its
+                # observation.
                 count -= 1
             ages = self._random.integers(count, size=batch_size)
             return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)

@@ -130,7 +130,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         self._allocate()
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
-        # `get` of the restored buffer has not flattened its arrays yet.
+        # The restored arrays are not flat, so a `get` of Stable-Baselines3's must flatten them.
         self.generator_ready = False
 
     def add(
@@ -217,7 +217,7 @@ class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            # Stable-Baselines3's tests match these words.
+            # The message keeps Stable-Baselines3's words, because its tests match them.
             where = "DictRolloutBuffer must be used with Dict obs space only"
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))
 

@@ -167,7 +167,7 @@ class SharedRows(_Rows):
     def _find_ids(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the core's ids of the steps at these positions, and a mask of positions whose step is stored."""
         index = self.core.ids()
-        # Sort by environment, then time.
+        # Ids are sorted by environment, then time, so that an age gives the place of an id.
         index = index[(index % self.n_envs).argsort(stable=True)]
         count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
         age = (self.num_written - 1 - positions) % self.size
@@ -262,7 +262,7 @@ class GatheredArray(np.ndarray):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not hasattr(self, "write"):
-            # Arrays that numpy derives from such an array, for example by `reshape`, have no `write` and are read-only.
+            # An array derived from a GatheredArray, for example by `reshape`, has no `write` and is read-only.
             raise ValueError("assignment destination is read-only")
         value = np.asarray(value)
         self.write(key, value)

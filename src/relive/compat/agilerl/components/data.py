@@ -25,7 +25,7 @@ def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> torch.Tens
 
 
 def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDict:
-    """Convert a dict of arrays to a TensorDict; parts of a tuple become "tuple_obs_0", "tuple_obs_1", …"""
+    """Convert a dict of arrays to a TensorDict; the entries of a tuple become "tuple_obs_0", …"""
     if isinstance(data, TensorDict):
         return data.to(dtype=dtype)
     if isinstance(data, tuple):
@@ -91,7 +91,7 @@ class ReplayDataset(_OriginalReplayDataset):
     """
 
     def __init__(self, buffer: Any, batch_size: int = 256) -> None:
-        # AgileRL's tests match the two messages below up to the colon.
+        # The two messages below keep AgileRL's words up to the colon, because AgileRL's tests match them.
         if not isinstance(buffer, _ReplayBufferClass):
             kind = type(buffer).__name__
             warnings.warn(f"Buffer is not an agilerl ReplayBuffer: {kind}.sample() draws the batches.", stacklevel=2)
@@ -104,7 +104,7 @@ class ReplayDataset(_OriginalReplayDataset):
     def __iter__(self) -> Iterator[TensorDict]:
         worker = get_worker_info()
         if worker is not None and self._process != os.getpid() and isinstance(self.buffer, ReplayBuffer):
-            # A worker process that iterates again keeps its generator.
+            # A worker process gets its generator once, so that iterating again continues its draws.
             self._process = os.getpid()
             self.buffer.draw_from_copy(worker.seed)
         yield self.buffer.sample(self.batch_size)

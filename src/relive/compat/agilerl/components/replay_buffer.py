@@ -1,4 +1,4 @@
-"""AgileRL's replay buffers on our core: rows are TensorDicts with any field names."""
+"""AgileRL's replay buffers on relive's core: rows are TensorDicts with any field names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        # A subclass that stores its rows itself passes 0 as max_size.
+        # Size 0 is accepted, because a subclass that stores its rows itself passes it.
         self.max_size = 0 if max_size == 0 else check_positive_int("max_size", max_size)
         self.device = device
         self.dtype = dtype
@@ -363,7 +363,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
             raise SchemaError(explain("priorities", f"{len(index)} numbers", len(clamped_priorities), remedy))
         if len(index):
             if self._first_id:
-                # Rows that clear() removed now have negative ids.
+                # Rows that `clear` removed have negative ids here, so their priorities are skipped.
                 index, clamped_priorities = index[index >= 0], clamped_priorities[index >= 0]
             self._require_rows().update_priority(index, clamped_priorities)
 

@@ -1,4 +1,4 @@
-"""AgileRL's rollout buffer on our core."""
+"""AgileRL's rollout buffer on relive's core."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         that sequences start with. `get_minibatch_sequences` draws from them.
         """
         if not self.recurrent:
-            # AgileRL's tests match the two messages below up to the colon.
+            # The two messages below keep AgileRL's words up to the colon, because AgileRL's tests match them.
             reason = "other rollouts have no hidden states."
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
@@ -349,7 +349,7 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
             for name, core_name in names.items()
         }
         padded = TensorDict(inputs, batch_size=[len(batch), longest]).to(target)
-        # [S, layers, H] has no time axis: AgileRL stores it as non-tensor data.
+        # Hidden states [S, layers, H] have no time axis, so they are non-tensor data of the TensorDict, as in AgileRL.
         padded.set_non_tensor("initial_hidden_states", batch["hidden_states"].to(target).to_dict())
         self._padded, self.padded_data = padded, padded.reshape(-1)
         self.num_sequences, self.max_sequence_length = padded.batch_size
@@ -386,7 +386,7 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
     _derived_attributes = ("core", "_default_values", "_no_flags", "_flat_memory")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle of this class, or of AgileRL's class, whose pickles lack our private attributes."""
+        """Restore a pickle of this class, or of AgileRL's class, whose pickles lack this class's private attributes."""
         self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
         self.reset()
         self.__dict__.update(state)

@@ -14,7 +14,7 @@ from relive.compat.agilerl.components import data, replay_buffer
 from relive.compat.agilerl.rows import original_or_ours
 from relive.errors import explain
 
-# The classes are AgileRL's own where it is installed, because our buffers are instances of these, too.
+# Where AgileRL is installed, these are its own classes, of which relive's buffers are instances, too.
 ReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.ReplayBuffer)
 MultiStepReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.MultiStepReplayBuffer)
 PrioritizedReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.PrioritizedReplayBuffer)
@@ -46,7 +46,7 @@ class Sampler:
         name, kind, self.sample = next((draw for draw in draws if isinstance(memory, draw[1])), draws[-1])
         self.per, self.n_step = kind is PrioritizedReplayBuffer, kind is MultiStepReplayBuffer
         self.distributed = isinstance(dataloader, DataLoader) and dataset is not None
-        # AgileRL's tests match the warnings below.
+        # The warnings below keep AgileRL's words, because AgileRL's tests match them.
         if not self.distributed:
             _warn_unless(kind, memory, f"Memory is not an agilerl {name}")
             return

@@ -1,4 +1,4 @@
-"""ApexRL's distillation buffer on our core."""
+"""ApexRL's distillation buffer on relive's core."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DistillationBuffer:
 
     def add(self, obs: Any, action: Any) -> None:
         """Store an observation and the expert's action: one row, or a batch of rows [B, …]."""
-        # Observations of another structure are a TypeError in ApexRL.
+        # ApexRL raises a TypeError for observations of another structure, and so does `list_leaves`.
         list_leaves("obs", self.obs_shape, obs)
         self.core.add(to_device(obs, self.device), to_device(action, self.device))
 

@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer of several agents on our core."""
+"""ApexRL's rollout buffer of several agents on relive's core."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class OverwrittenObs:
         if address == next_obs.data_ptr():
             is_overwritten = bool(address)
         elif not is_reused or not obs.is_cpu:
-            # On other devices the comparison would wait for the device.
+            # Only an `obs` at the previous address is compared, and only on the CPU: a GPU would have to be waited for.
             self._previous_next_obs = None
         else:
             previous, self._previous_next_obs = self._previous_next_obs, next_obs.clone()

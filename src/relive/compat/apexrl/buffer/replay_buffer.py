@@ -1,4 +1,4 @@
-"""ApexRL's replay buffer on our core."""
+"""ApexRL's replay buffer on relive's core."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class ReplayBuffer(PicklableBuffer):
     def clear(self) -> None:
         """Remove every transition."""
         self._num_written = 0
-        # A new seed makes the draws after `clear` differ from earlier ones. A new core starts at row 0 again.
+        # The new core starts at row 0 again, so it gets a new seed, which makes its draws differ from earlier draws.
         self._seed += 1
         self._replace_core(self._core.columns["action"].dtype)
 
@@ -236,7 +236,7 @@ class ReplayBuffer(PicklableBuffer):
         block["terminated"] = block["dones"].bool()
         block["truncated"] = torch.zeros_like(block["terminated"])
         parts = (block,) if len(block) < self.capacity or not pos else (block[:pos], block[pos:], block[:pos])
-        # The ring of a full core must stop at `pos`: the rows before `pos` are written first to advance it, and last.
+        # Rows before `pos` are written first and again last, so that the next row of a full core is `pos`.
         for part in parts:
             core.extend(part.clone())
         return core

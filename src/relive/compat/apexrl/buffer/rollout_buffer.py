@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer on our core, and the base class of the rollout buffers of one agent."""
+"""ApexRL's rollout buffer on relive's core, and the base class of the rollout buffers of one agent."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class SingleAgentRollout(StepBuffer):
         self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any,
         *further_fields: Any,
     ) -> None:  # fmt: skip
-        """Store one step; `further_fields` are those after `dones`, in the order of the rows."""
+        """Store one step; `further_fields` are the values of the fields after `dones`, in the order of `_make_rows`."""
         check_not_full(self._rows)
         rows = self._choose_rows(actions)
         leaves = list_observation_leaves(rows, observations, privileged_observations)
@@ -154,7 +154,8 @@ class RolloutBuffer(SingleAgentRollout):
         action_dtype: torch.dtype | int | None = None, device: torch.device | str = "cpu",
         num_privileged_obs: int = 0, privileged_obs_shape: Spec | None = None, *, seed: int | None = None,
     ) -> None:  # fmt: skip
-        # The documented order of arguments is (num_envs, num_steps, obs_shape, device, num_privileged_obs).
+        # In the documented order (num_envs, num_steps, obs_shape, device, num_privileged_obs), the device arrives as
+        # `action_shape` and `num_privileged_obs` as `action_dtype`.
         if isinstance(action_shape, str | torch.device):
             device, action_shape = action_shape, None
         if isinstance(action_dtype, int):

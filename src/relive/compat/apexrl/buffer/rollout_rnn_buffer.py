@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer of recurrent policies on our core."""
+"""ApexRL's rollout buffer of recurrent policies on relive's core."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
         core = self.core
         if shuffle:
             return core.sequences(length, batch_size=batch_size, split_episodes=False)
-        # The core orders sequences by environment; "index" orders them by time, then environment.
+        # The core orders sequences by environment; sorting by "index" orders them by time, then environment.
         (all_sequences,) = core.sequences(length, split_episodes=False, shuffle=False)
         return all_sequences[all_sequences["index"].argsort()].split(batch_size)
 

@@ -41,7 +41,7 @@ class SumTree:
     def _write(self, idx: int, priority: float) -> None:
         sums, node = self._sums, idx + self._first_leaf
         sums[node] = priority
-        # The sums are computed again: adding differences to them would accumulate rounding errors.
+        # Sums are computed from their two children, because adding differences would accumulate rounding errors.
         while node > 1:
             priority += sums[node ^ 1]
             node >>= 1

@@ -1,4 +1,4 @@
-"""rsl_rl's algorithms with our storage: `"class_name": "relive.compat.rsl_rl.algorithms:PPO"` in a configuration."""
+"""rsl_rl's algorithms with relive's storage: `"class_name": "relive.compat.rsl_rl.algorithms:PPO"` in a config."""
 
 from relive.compat.rsl_rl.algorithms.distillation import Distillation
 from relive.compat.rsl_rl.algorithms.ppo import PPO

@@ -1,4 +1,4 @@
-"""rsl_rl's distillation with our storage."""
+"""rsl_rl's distillation with relive's storage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relive.compat.rsl_rl.storage.rollout_storage import replace_storage
 
 
 class Distillation(rsl_rl.algorithms.Distillation):
-    """rsl_rl's distillation algorithm; its constructor replaces rsl_rl's storage by ours."""
+    """rsl_rl's distillation algorithm; its constructor replaces rsl_rl's storage by relive's."""
 
     def __init__(self, student: Any, teacher: Any, storage: Any, *settings: Any, **named: Any) -> None:
         super().__init__(student, teacher, replace_storage(storage), *settings, **named)

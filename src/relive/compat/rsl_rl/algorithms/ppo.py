@@ -1,4 +1,4 @@
-"""rsl_rl's PPO with our storage."""
+"""rsl_rl's PPO with relive's storage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relive.compat.rsl_rl.storage.rollout_storage import replace_storage
 
 
 class PPO(rsl_rl.algorithms.PPO):
-    """rsl_rl's PPO; its constructor replaces rsl_rl's storage by ours."""
+    """rsl_rl's PPO; its constructor replaces rsl_rl's storage by relive's."""
 
     def __init__(self, actor: Any, critic: Any, storage: Any, *settings: Any, **named: Any) -> None:
         super().__init__(actor, critic, replace_storage(storage), *settings, **named)

@@ -1,4 +1,4 @@
-"""rsl_rl's distillation runner with our storage."""
+"""rsl_rl's distillation runner with relive's storage."""
 
 import rsl_rl.runners
 
@@ -6,4 +6,4 @@ from relive.compat.rsl_rl.runners.on_policy_runner import OnPolicyRunner
 
 
 class DistillationRunner(OnPolicyRunner, rsl_rl.runners.DistillationRunner):
-    """rsl_rl's distillation runner with our storage in its algorithm."""
+    """rsl_rl's distillation runner with relive's storage in its algorithm."""

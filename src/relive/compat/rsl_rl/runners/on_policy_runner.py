@@ -1,4 +1,4 @@
-"""rsl_rl's on-policy runner with our storage."""
+"""rsl_rl's on-policy runner with relive's storage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relive.compat.rsl_rl.storage.rollout_storage import replace_storage
 
 
 class OnPolicyRunner(rsl_rl.runners.OnPolicyRunner):
-    """rsl_rl's runner with our storage in its algorithm."""
+    """rsl_rl's runner with relive's storage in its algorithm."""
 
     def __init__(self, env: Any, train_cfg: dict, log_dir: str | None = None, device: str = "cpu") -> None:
         super().__init__(env, train_cfg, log_dir, device)

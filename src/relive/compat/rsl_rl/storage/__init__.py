@@ -1,4 +1,4 @@
-"""rsl_rl's storage on our core."""
+"""rsl_rl's storage on relive's core."""
 
 from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage
 

@@ -1,4 +1,4 @@
-"""rsl_rl's rollout storage on our core, with its transitions and batches."""
+"""rsl_rl's rollout storage on relive's core, with its transitions and batches."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
         (sequences,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=fields)
         observations = TensorDict(dict(sequences["obs"].items()), sequences["mask"].shape, device=self.core.device)
         actor, critic = (_numbered_fields(sequences, prefix) for prefix in _STATE_PREFIXES)
-        # Trajectories are ordered by environment: find the first trajectory of each minibatch.
+        # Trajectories are ordered by environment, so a search finds the first trajectory of each minibatch.
         first_envs = torch.arange(num_mini_batches + 1, device=self.core.device) * size
         bounds = torch.searchsorted(sequences["index"] % self.num_envs, first_envs).tolist()
         for i in list(range(num_mini_batches)) * num_epochs:
@@ -266,7 +266,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
 
 
 def replace_storage(storage: Any) -> Any:
-    """Return our storage with the settings of an empty storage of rsl_rl; return a storage of another class unchanged.
+    """Replace an empty storage of rsl_rl by relive's with its settings; return a storage of another class unchanged.
 
     rsl_rl makes the storage and passes it to the constructor of an algorithm.
     """

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Stable-Baselines3's `common.buffers`, with our buffers under its names."""
+"""Stable-Baselines3's `common.buffers`, with relive's buffers under its names."""
 
 from stable_baselines3.common.buffers import BaseBuffer
 

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Stable-Baselines3's `her`: hindsight on our core."""
+"""Stable-Baselines3's `her`: hindsight on relive's core."""
 
 from stable_baselines3.her import GoalSelectionStrategy
 

@@ -100,7 +100,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
     ) -> None:
         """Store one step of every environment, and with `copy_info_dict` its `infos`."""
         if not self._core_is_current:
-            # After direct writes into the arrays, Stable-Baselines3's own `add` stores the step and tracks its episode.
+            # After writes into the arrays, Stable-Baselines3's own `add` stores the step and tracks its episode.
             super().add(obs, next_obs, action, reward, done, infos)
             return
         position = self.pos
@@ -153,7 +153,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         unfinished = np.flatnonzero(self._current_ep_start != self.pos)
         if len(unfinished):
             warnings.warn(
-                # Stable-Baselines3's tests match the words up to the colon.
+                # The message keeps Stable-Baselines3's words up to the colon, because its tests match them.
                 f"The last trajectory in the replay buffer will be truncated: {len(unfinished)} environments have not "
                 "ended it. Where they go on after loading, pass truncate_last_traj=False.",
                 stacklevel=2,

@@ -1,4 +1,4 @@
-"""EmbodiChain's older rollout buffer, filled step by step as `[T, N]`, on our core."""
+"""EmbodiChain's older rollout buffer, filled step by step as `[T, N]`, on relive's core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EmbodiChain's rollout as one shared TensorDict `[N, T + 1]`, on our core."""
+"""EmbodiChain's rollout as one shared TensorDict `[N, T + 1]`, on relive's core."""
 
 from __future__ import annotations
 
