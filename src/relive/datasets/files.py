@@ -136,11 +136,11 @@ def write_atomically(name: str, path: str | PathLike[str]) -> Iterator[Path]:
             if unfinished.is_dir():
                 unfinished.rename(path)
             else:
-                # Renaming a file would replace a file that another process has made at `path` meanwhile.
+                # A link, unlike a rename, cannot replace a file that another process has made at `path` meanwhile.
                 os.link(unfinished, path)
         except OSError:
             _require_absent(name, path)
-            # The file system has no hard links, so the file is renamed.
+            # The link failed although `path` is free, as on a file system without hard links, so the file is renamed.
             unfinished.rename(path)
 
 

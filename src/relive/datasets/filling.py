@@ -233,7 +233,7 @@ class _ColumnPlan:
                 numbers = self._encode[column](text)
                 try:
                     encodings[text] = np.asarray(numbers)
-                # numpy raises these for ragged lists, and for tensors on a GPU or with gradients.
+                # numpy raises one of these errors for ragged lists, and for tensors on a GPU or with gradients.
                 except (ValueError, TypeError, RuntimeError) as error:
                     raise self._error(column, expected, repr(numbers), remedy) from error
         rows = [encodings[text] for text in texts]
@@ -323,7 +323,7 @@ def to_flags(where: str, values: Any) -> np.ndarray:
 
 
 def _declares_vector(tree: Any, path: Path) -> bool:
-    """Whether a tree of fields has a field of shape (1,) at a path."""
+    """Return True if a tree of declared fields has a field of shape (1,) at `path`."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return isinstance(tree, Field) and tree.shape == (1,)
@@ -525,7 +525,7 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[EpisodeBlock]) 
                 replay.cut(env_ids())
                 env = None
     finally:
-        # After an error inside an episode, later steps must not continue this episode.
+        # The episode is cut after an error inside it, because later steps must not continue it.
         if env is not None:
             replay.cut(env_ids())
     if int((replay.storage.ring.head - old_heads).max()) <= replay.capacity // len(num_steps):

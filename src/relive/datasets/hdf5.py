@@ -101,7 +101,7 @@ def from_hdf5(
     if time_limit is not None:
         check_positive_int("time_limit", time_limit)
     arrays = require_self_contained(Path(path))
-    # HDF5 caches decoded chunks per open array: all arrays share the memory budget.
+    # HDF5 caches decoded chunks per open array, so the memory budget is divided among all arrays.
     with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
         if "observations" in file:
             source = _d4rl_source(file, time_limit)
@@ -182,7 +182,7 @@ class _Hdf5Source(RowSource):
 
     def _make_spec(self, column: str, array: Any) -> ColumnSpec:
         name, *parts = column.split("/")
-        # `to_hdf5` calls an observation without named parts "obs/obs".
+        # `to_hdf5` calls an observation without named parts "obs/obs", so this column is the whole field "obs".
         path = ("obs",) if column == "obs/obs" else (self._fields.get(name, name), *parts)
         shape = tuple((array.shape or ())[1:])
         has_loose_axis = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
@@ -230,7 +230,7 @@ def _robomimic_source(file: Any) -> _Hdf5Source:
 
 def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
     """Return the source of a file in D4RL's layout: arrays of all steps, with flags where episodes end."""
-    # The group "metadata" has the weights of the policy, and no steps.
+    # The group "metadata" is skipped, because it has the weights of the policy and no steps.
     arrays = {name: array for name, array in _find_arrays(file).items() if name.split("/")[0] != "metadata"}
     name = Path(file.filename).name
     for column in ("observations", "actions", "rewards", "terminals"):
@@ -298,7 +298,7 @@ def _column_forms(group: _ArrayGroup, omitted_columns: set[str]) -> dict[str, st
 
 
 def _require_rows(array: Any, rows: int) -> None:
-    # For an empty array, h5py returns the shape None.
+    # h5py returns the shape None for an empty array, which is refused like an array of another length.
     if (array.shape or ())[:1] != (rows,):
         remedy = "Leave it out with columns=, or repair the file."
         raise dataset_error(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy)
@@ -382,7 +382,7 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
             where = f"{path.name}: {name}"
             for key in item.attrs if h5py.h5a.get_num_attrs(item.id) else ():
                 attribute = item.attrs.get_id(key)
-                # In an untrusted file, all entries of a list could refer to one long text.
+                # Lists of texts are refused: in an untrusted file, all entries could refer to one long text.
                 if attribute.dtype.hasobject and math.prod(attribute.shape or ()) > 1:
                     got = f"{attribute.shape} texts"
                     raise dataset_error(f"{where}: attribute {key!r}", "numbers, or one text", got)
@@ -416,7 +416,7 @@ def _walk_objects(file: Any, file_name: str) -> Iterator[tuple[str, Any]]:
     while groups:
         prefix, group, depth = groups.pop()
         for key in group:
-            # h5py returns names that are not UTF-8 as bytes.
+            # h5py returns a name that is not UTF-8 as bytes, and such a name is refused.
             if isinstance(key, bytes):
                 raise dataset_error(f"{file_name}: {prefix or '/'}", "names in UTF-8", reprlib.repr(key))
             name = f"{prefix}/{key}"

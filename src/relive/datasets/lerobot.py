@@ -198,7 +198,8 @@ class _Video:
             size = None if stream is None else (stream.height, stream.width)
             if stream is None or size is None or size != self._shape[:2] or self._shape[2] != 3:
                 raise dataset_error(self._where, f"frames of {self._shape} pixels and channels", size)
-            # The bitstream may declare another frame size than the container; codecs round sizes up.
+            # The bitstream may declare larger frames than the container; the limit only allows for codecs that round
+            # up.
             stream.codec_context.options = {"max_pixels": str((size[0] + 255) * (size[1] + 255))}
             for frame in container.decode(stream):
                 if (frame.height, frame.width) != self._shape[:2]:
@@ -244,7 +245,7 @@ def _field_path(column: str) -> FieldPath | None:
 def resolve_file(root: Path, name: str) -> Path:
     """Return the path of a file of the dataset; raise if a link points outside the dataset."""
     path, folder = (root / name).resolve(), root.resolve()
-    # In the cache of the Hugging Face hub, files of a snapshot are links to blobs.
+    # In the cache of the Hugging Face hub, files of a snapshot are links to blobs, so links to blobs are allowed.
     blobs = root.absolute().parent.parent.resolve() / "blobs"
     is_cached = root.absolute().parent.name == "snapshots" and path.is_relative_to(blobs)
     if not path.is_relative_to(folder) and not is_cached:
@@ -266,7 +267,7 @@ def _parse_feature(where: str, description: Any) -> _Feature:
     if kind not in (*_NUMBER_DTYPES, "string"):
         expected = f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}"
         raise dataset_error(where, expected, reprlib.repr(kind))
-    # LeRobot stores single numbers with shape (1,) too; only vectors have names.
+    # LeRobot stores single numbers with shape (1,) too, and only vectors have names.
     return _Feature(kind, () if shape == (1,) and not names else shape)
 
 
@@ -452,7 +453,7 @@ def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarra
         raise dataset_error(where, "images as bytes", values.type)
     images = []
     for body in values.field("bytes").to_pylist():
-        # LeRobot would read an image without bytes from the stored path.
+        # An image without bytes is refused: LeRobot would read it from the stored path, which could be any file.
         if body is None:
             raise dataset_error(where, "the bytes of an image", "a path to a file outside")
         with wrap_errors(where, "a PNG or JPEG"), pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:

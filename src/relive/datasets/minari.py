@@ -58,7 +58,7 @@ def open_dataset(dataset: Any) -> Any:
         raise dataset_error("dataset", "a Minari dataset", type(dataset).__name__, remedy)
     folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
     if folder is None:
-        # The dataset does not exist: Minari raises its own error.
+        # No folder has this dataset, so Minari raises its own error here.
         return minari.load_dataset(str(dataset))
     _require_spaces(folder)
     _require_safe_file(folder)
@@ -171,7 +171,7 @@ def _drop_reset_entry(where: str, tree: Any, steps: int) -> Any:
         got = f"dtype {tree.dtype} of shape {tree.shape}"
         remedy = "Pass infos= with the names to keep, or infos=() to read without infos."
         raise dataset_error(where, f"numbers, an entry for each of {steps} steps", got, remedy)
-    # An info with one entry more than steps begins with the info of the reset.
+    # An info with one entry more than steps begins with the info of the reset, which is left out.
     return tree[1:] if len(tree) == steps + 1 else tree
 
 
@@ -273,13 +273,13 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     options = {**({} if "env" in options else default_spaces), "jpeg_encoding": False, **options}
     spaces = [options.get(name) for name in ("observation_space", "action_space")]
     with warnings.catch_warnings():
-        # Minari warns about missing authors and sources, which are optional.
+        # Warnings are ignored, because Minari warns about missing authors and sources, which are optional.
         warnings.filterwarnings("ignore", category=UserWarning, module="minari")
         is_folder_new = False
 
         def buffers() -> Iterator[Any]:
             nonlocal is_folder_new
-            # Minari creates the folder before it requests the first episode.
+            # Minari creates the folder before it requests the first episode, so the folder exists from here on.
             is_folder_new = True
             yield from (_to_episode_buffer(episode, spaces) for episode in episode_arrays(replay))
 
@@ -309,7 +309,7 @@ def _to_episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
 def _prepend_reset_entry(info: np.ndarray) -> Any:
     """Prepend zeros, the info of the reset, to an info [T, …]."""
     entries = np.concatenate([np.zeros_like(info[:1]), info])
-    # Minari cannot read back an Arrow column of arrays without a shape.
+    # Numbers become a list, because Minari cannot read back an Arrow column of arrays without a shape.
     return list(entries) if entries.ndim == 1 else entries
 
 

@@ -102,7 +102,7 @@ def open_store(path: Path) -> Iterator[Store]:
             return file.read(nbytes + 1)
 
     def read_entry(name: str, nbytes: int) -> bytes:
-        # archive.read would inflate up to 2 GiB before it checks the size.
+        # The entry is read as a stream, because `archive.read` would inflate up to 2 GiB before it checks the size.
         with archive.open(name) as file:
             return file.read(nbytes) + file.read(1)
 

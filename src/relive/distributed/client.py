@@ -163,7 +163,7 @@ class Calls:
             ray.kill(actor)
         deadline = self.deadline()
         for shard in range(len(self._actors)):
-            # A call raises a ShardUnavailable once the process of the shard has ended.
+            # The wait for a shard ends once its process has ended, because calls then raise a ShardUnavailable.
             with suppress(ShardUnavailable):
                 while time.monotonic() < deadline:
                     self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
@@ -203,7 +203,7 @@ class ClientReader:
             if reader is None:
                 continue
             with reader.lock.within(deadline - time.monotonic()) as is_locked:
-                # The shard may hold the lock for long, for example while it saves many rows.
+                # The shard may hold the lock beyond the deadline, for example while it saves many rows.
                 if not is_locked:
                     raise self._calls.timeout_error(shard)
                 answers[shard] = getattr(reader, method)(*arguments[shard])
@@ -231,7 +231,7 @@ class ClientReader:
             return None
         key = [self._seed or 0, shard, location.ids.life]
         seed = None if self._seed is None else int(np.random.SeedSequence(key).generate_state(1)[0])
-        # These errors mean that the memory is on another machine, or not accessible.
+        # The memory may be on another machine or not accessible, which raises one of these errors: then calls read it.
         with suppress(ConnectionError, SchemaError, OSError):
             reader = ShardReader(self._plan, connect(location.handle, seed=seed), location.ids)
             return _LocalShard(location.process, reader)

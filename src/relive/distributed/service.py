@@ -313,7 +313,7 @@ class ReplayService:
         except NotReadyError:
             if not self._sender.pending:
                 raise
-            # The rows that this client has sent but that were not stored yet may suffice.
+            # Rows that this client has sent may complete the batch, so the second attempt waits until they are stored.
             self._sender.flush(deadline)
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]

@@ -195,7 +195,7 @@ class Shard(ShardReader):
     def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
         starts = snapshot.read_array("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
-        # Ids must stay below 2^63 even if the shard restarts twice more.
+        # A larger life is refused, because ids must stay below 2^63 even if the shard restarts twice more.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             expected = "the first rows of lives, in order, up to the newest row"
@@ -320,7 +320,7 @@ class Shard(ShardReader):
             try:
                 self.save()
             except CheckpointError as error:
-                # No row is lost unless the shard restarts before the next save.
+                # A failed save does not raise, because no row is lost unless the shard restarts before the next save.
                 self._save_error = str(error)
                 self._save_time, self._num_unsaved = time.monotonic(), 0
 

@@ -35,7 +35,7 @@ def align(
         _check_same_place(name, value, first_name, first_value)
         if value.is_complex():
             raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
-        # torch does not compute with float8 and quantized dtypes.
+        # torch does not compute with float8 and quantized dtypes, so these dtypes are refused.
         if value.dtype not in DTYPES:
             raise SchemaError(explain(name, "numbers or bools", value.dtype, "Convert it with .float()."))
         if cast:

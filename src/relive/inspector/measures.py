@@ -198,7 +198,7 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
             "values": distinct_values.tolist(),
             "counts": [int((finite == value).sum()) for value in distinct_values],
         }
-    # Bins would be narrower than the spacing of float64 numbers.
+    # No histogram is made if its bins would be narrower than the spacing of float64 numbers.
     if not math.isfinite(high - low) or (high - low) / _HISTOGRAM_BINS <= np.spacing(max(abs(low), abs(high))):
         return None
     bins = min(_HISTOGRAM_BINS, max(8, round(2 * math.sqrt(len(finite)))))

@@ -231,7 +231,7 @@ def _join_names(names: list[str]) -> str:
 def _constant_warnings(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
     rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
     for field in fields:
-        # The reward has a warning of its own; constant flags and rounds are normal.
+        # These fields are skipped: the reward has its own warning, and constant flags and rounds are normal.
         if not field["constant"] or _is_part(field, "reward", "terminated", "truncated", "round"):
             continue
         name, size = field["name"], math.prod(field["shape"])

@@ -50,9 +50,10 @@ class Backend:
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
         steps: int | None = None, on_complete: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`: all or nothing.
+        """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`.
 
-        `on_complete` is called after the rows are written; a signal cannot separate the two (see `kernels.complete`).
+        A write that raises stores nothing. `on_complete` is called after the rows are written, even if a signal
+        interrupts the write (see `kernels.complete`).
         """
         raise NotImplementedError
 
@@ -96,7 +97,7 @@ class Backend:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether no row can be drawn, as far as the host knows without synchronising."""
+        """Whether no row can be drawn. On a device this is what the host knows without synchronising."""
         return not len(self)
 
     def make_random(self, seed: int | None) -> Any:

@@ -101,7 +101,7 @@ class ReplayBuffer(StateDictMixin):
     """
 
     @suggests_keywords
-    # Inference tensors could not be written outside inference mode.
+    # The tensors are made outside inference mode, because inference tensors could not be written later.
     @torch.inference_mode(False)
     def __init__(
         self, capacity: int, obs: Declaration, action: Declaration, *, num_envs: int | None = None,
@@ -407,7 +407,7 @@ class ReplayBuffer(StateDictMixin):
             return assemble(leaves, leaves[INDEX].shape)
         reserved_batch = reader.reserve_batch(count)
         slots, weight = self.sampler.choose(count)
-        # At the end of an epoch the sampler may choose fewer rows than requested.
+        # At the end of an epoch the sampler may choose fewer rows than were reserved.
         if len(slots) != count:
             reserved_batch = reader.reserve_batch(len(slots))
         return reader.fill_batch(reserved_batch, slots, weight)

@@ -104,7 +104,7 @@ def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torc
         remedy = "Pass a priority for each step."
         raise SchemaError(explain("priority", f"shape {ids_shape}", tuple(priority.shape), remedy))
     is_padding = ids == PADDING_ID
-    # A network may compute NaN priorities for padding steps, which `update` would refuse.
+    # A network may compute NaN priorities for padding steps, which `update` would refuse, so they are replaced by 0.
     return sampler.update(rows, priority.reshape(-1).masked_fill(is_padding, 0)) - _count_true(is_padding)
 
 

@@ -165,7 +165,7 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
     # If older rows were dropped, the oldest remaining rows lack frames of their stacks. They become history: only
     # the stacks of later rows still need them.
     may_be_history = ~host.is_sampleable | host.may_lack_frames
-    # Recovery from a power failure changes a half rewritten row to history.
+    # Recovery from a power failure changes a half rewritten row to history; only mutable leaves are rewritten.
     may_be_history |= bool(rows.mutable)
     host.verify(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind

@@ -130,7 +130,7 @@ class Mixture:
         leaves = _concatenate(batches)
         if out is None:
             return assemble(leaves, leaves[INDEX].shape)
-        # At the end of an epoch the samplers may choose fewer rows than requested.
+        # At the end of an epoch the samplers may choose fewer rows, which fill only the first rows of `out`.
         num_rows = len(leaves[INDEX])
         return copy_into(out if num_rows == sum(counts) else out[:num_rows], leaves)
 
@@ -164,7 +164,7 @@ class Mixture:
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
-        # Priorities are checked before any buffer is changed. On devices the check would synchronise.
+        # Priorities are checked before any buffer is changed, but not on devices, where the check would synchronise.
         if numpy_view(values) is not None:
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)

@@ -111,7 +111,7 @@ class NativeBackend(Backend):
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def holds_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
-        """Whether every slot still holds the transition with its id."""
+        """Return True if each of `slots` still holds the transition with its id in `ids`."""
         return self._core.holds(slots, ids)
 
     def priority_tree(self) -> NativeTree:
@@ -123,7 +123,7 @@ class NativeBackend(Backend):
         self.priority_tree().set_written_slots(self._core.touched, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
-        # The native core sums only rewards of float32 and float64.
+        # The native core sums only rewards of float32 and float64, so torch ops sum rewards of other dtypes.
         summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
         if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
             return NativeReader(self, self._core.memory, plan)
@@ -266,7 +266,7 @@ class NativeReader(PlanReader):
         with lock:
             if not backend.holds_rows(slots, ids):
                 return None
-            # Mutable leaves may be rewritten while they are copied without the lock.
+            # Mutable leaves may be rewritten during the copy without the lock, so they are read again under the lock.
             mutable = backend.rows.mutable
             if mutable:
                 paths = (backend.schema.paths[i] for i in mutable)

@@ -49,7 +49,7 @@ class RecoverableBuffer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the buffer was not deleted yet."""
+        """Whether the buffer still exists; this interface has only a weak reference to the buffer."""
         return self._buffer() is not None
 
     @property

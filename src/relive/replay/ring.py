@@ -167,7 +167,7 @@ class Ring:
 
     def count_following(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode after each slot."""
-        # The ring is repeated, because episodes continue across its end.
+        # The ring is repeated, because an episode may continue from the last slot in the first slot.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
         return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
@@ -182,10 +182,10 @@ class Ring:
 
         Both limits are below the number of slots.
         """
-        # For many steps, a pass over all slots is faster.
+        # For many steps, a pass over all slots is faster than reading the nearby slots of each row.
         if before + after > _MAX_GATHERED_STEPS:
             return self.count_preceding(slots).clamp(max=before), self.count_following(slots).clamp(max=after)
-        # Two episodes are always separated by a row that is not a transition.
+        # A row that is not a transition always separates two episodes, so counting stops at this row.
         nearby_slots = self.shift(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
         is_step = self.kind_at(nearby_slots) == TRANSITION
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
@@ -215,7 +215,7 @@ class Ring:
             slots, is_no_step = self.following_slots(ids, min(after, self.slots))
             steps = slots[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
             return pad(steps, (0, after - self.slots), value=-1) if after > self.slots else steps.contiguous()
-        # At most two rows separate episodes: a reset and a cut.
+        # At most two rows (a reset and a cut) separate episodes, so transitions are at most three rows apart.
         row_spacing = 3 if cross else 1
         rows_before, rows_after = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
         offsets = count_from(-rows_before * self.num_envs, rows_after * self.num_envs + 1, self.num_envs, ids.device)
@@ -271,7 +271,7 @@ class Ring:
         row_after_newest = self.newest_rows() + 1
         first_rows = torch.where((row >= first_kept) & (kind != FINAL), row, row_after_newest).amin(0)
         self.floor.copy_(torch.where(loses_rows, torch.minimum(first_rows, self.head), self.floor))
-        # The first remaining rows may need frames of dropped rows.
+        # The first remaining rows may need frames of dropped rows, so these remaining rows become history.
         lacks_frames = loses_rows & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
         kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(lacks_frames, HISTORY, kind)).to(torch.uint8))
         self.open &= self.head > self.floor

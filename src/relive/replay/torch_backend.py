@@ -169,7 +169,7 @@ class TorchBackend(DeviceBackend):
             rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, NO_ID)
             ids.index_copy_(0, step.slots[0], rows)
 
-    # Inference tensors could not be updated outside inference mode.
+    # The table is made outside inference mode, because inference tensors could not be updated later.
     @torch.inference_mode(False)
     def _get_row_table(self) -> torch.Tensor:
         if self._row_table is None:
@@ -214,7 +214,7 @@ class TorchBackend(DeviceBackend):
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Return the index entries of these slots if the last draw returned these slots; None otherwise."""
-        # The counter of writes differs if a sampler has changed the slots in place.
+        # A sampler that changes the slots of the draw in place increases torch's counter of writes.
         if self._last_draw is None or self._last_draw[0] is not slots or self._num_writes(slots) != self._last_draw[2]:
             return None
         return self._last_draw[1]
@@ -227,7 +227,7 @@ class TorchBackend(DeviceBackend):
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         candidate_slots = ids % self.ring.size
         slots = candidate_slots.masked_fill(self._get_row_table()[2].index_select(0, candidate_slots) != ids, -1)
-        # Other devices are not checked, because that would synchronise.
+        # Ids that were never issued raise only on the CPU, because the check would synchronise on other devices.
         if self._is_host and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
             _, is_unissued = self.ring.locate(ids)
             if is_unissued.any():
@@ -296,7 +296,7 @@ class UniformIndex:
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
-    # Inference tensors could not be updated outside inference mode.
+    # The index is made outside inference mode, because inference tensors could not be updated later.
     @torch.inference_mode(False)
     def _make_entries(self) -> torch.Tensor:
         ring = self._ring
@@ -371,7 +371,7 @@ class TorchWriter:
         """The current step: its rows and its continuity; None between steps."""
         self._changes: list[Callable[[], Any]] = []
         """The assignments of the current step, in order. Applying all of them again changes nothing."""
-        # A block of frame stacks is the only write that can be refused after its first steps were written.
+        # Old values are kept only for a block of frame stacks, which may be refused after its first steps were written.
         can_be_undone = rows.stacked and blocks and rows.device.type == "cpu"
         undo = (*self._env_state, ring.kind, ring.first, *rows.leaves) if can_be_undone else ()
         self._old_values = [(tensor, tensor.clone()) for tensor in undo]
@@ -405,7 +405,7 @@ class TorchWriter:
         return self._written
 
     def _defer(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Append a call to `_changes`."""
+        """Append a call to `_changes`, the assignments that store the current step."""
         self._changes.append(partial(function, *arguments, **options))
 
     def _with_axes(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
@@ -427,12 +427,12 @@ class TorchWriter:
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         continues = self._find_continuing(leaves, next_leaves, pending, reset)
-        # A step that does not continue the pending row is written after it.
+        # A step that does not continue the pending row is written to the row after it.
         head = self._head + (self._open > continues)
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
         retired, count = self._remove_oldest(ids, slots)
-        # A step that does not continue a pending row makes this row final; otherwise `_write_row` overwrites the kind.
+        # The pending row becomes final here; if the step continues it, `_write_row` overwrites this kind.
         self._defer(self._kind.index_fill_, 0, pending, FINAL)
         self._write_row(leaves, slots[0], ~continues, reset)
         self._defer(torch.add, count, 1 if reset is None else ~reset, out=self._count)
@@ -488,7 +488,7 @@ class TorchWriter:
         else:
             # Reset rows get the kind FINAL, which is TRANSITION + 1.
             self._defer(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
-            # The step overwrites the pending row, and the flag that this row starts an episode must stay.
+            # A pending row that starts an episode keeps its flag `first` when the step overwrites it.
             is_start |= self._first.index_select(0, slots)
         self._defer(self._first.index_copy_, 0, slots, is_start)
 
@@ -552,7 +552,7 @@ _BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 1
 def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a mask of rows with equal bytes, for which NaN equals itself and 0.0 differs from -0.0."""
     dtype = _BIT_DTYPES[a.element_size()]
-    # as_strided, because an axis of length 1 may have any stride, which view(dtype) rejects.
+    # `as_strided` is needed because an axis of length 1 may have any stride, which `view(dtype)` rejects.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
     is_equal = a == b
     # On the CPU, `amin` of bytes is several times faster than `all(1)`.

@@ -31,7 +31,7 @@ class Counted(Sampler):
 
     sampler: Sampler = field(default_factory=Uniform)
 
-    # Draws that a sampler calls independent may be repeated, which would count their rows twice.
+    # The buffer may repeat a draw of an `independent` sampler, which would count the drawn rows twice.
     independent = False
     keeps_state_in_memory = True
 
@@ -86,7 +86,7 @@ class Counted(Sampler):
         return {"drawn": self._counts, **self._inner.state()}
 
     def own_arrays(self) -> tuple[torch.Tensor, ...]:
-        # The base method reads `state`, which calls the inner sampler, and that may be of a user's class.
+        # The base method would call `state` of the inner sampler, which may be of a user's class.
         return self._counts, *self._inner.own_arrays()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:

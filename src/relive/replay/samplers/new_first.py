@@ -65,7 +65,7 @@ class NewFirst(Sampler):
         ring, length = self._ring, self.length
         oldest = torch.maximum(ring.floor, ring.newest_rows() - ring.num_sampleable + 1).clamp(min=0)
         begin = torch.maximum(self._first_new_rows, oldest)
-        # A sequence is followed by at most two rows without a transition.
+        # At most two rows without a transition follow a sequence, so `max_rows` sequences lie within `width` rows.
         width = min(max_rows * (length + 2) + 3, ring.slots)
         place = torch.arange(width, device=begin.device).unsqueeze(1)
         slots = ring.flat_slots(begin + place, self._envs)  # [width, N]

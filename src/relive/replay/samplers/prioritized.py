@@ -205,7 +205,7 @@ class Prioritized(Sampler):
 
     def after_write(self) -> None:
         largest = self._largest
-        # On a device the largest priority is a tensor, and comparing it would synchronise.
+        # On a device the largest priority is a tensor, whose comparison with the last one would synchronise.
         if not isinstance(largest, float):
             self.storage.set_written_masses(self.mass(largest))
             return
@@ -330,7 +330,7 @@ class Prioritized(Sampler):
         values = priority.to(torch.float64)
         mass = self.mass(values)
         host_values, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
-        # numpy takes less time than several torch ops.
+        # On the CPU numpy checks the values in less time than several torch ops.
         if (
             isinstance(host_values, np.ndarray)
             and not ((host_values >= 0) & np.isfinite(host_values) & np.isfinite(masses)).all()
@@ -352,7 +352,7 @@ class _DevicePrioritized(Prioritized):
     that were never issued, and draws from a buffer whose priorities are all zero.
     """
 
-    # `repr` prints the qualified name of the class: users see the public class.
+    # `repr` prints this name, so users see the public class.
     __qualname__ = "Prioritized"
     __hash__ = Prioritized.__hash__
     updates_by_id = True
@@ -459,7 +459,7 @@ def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0
         raise SchemaError(explain("mask", f"bools of shape {tuple(error.shape)}", got, "Pass batch['train']."))
     check_fraction("eta", eta)
     size = error.detach().abs().masked_fill(~mask, 0.0)
-    # A sum in float16 would overflow.
+    # Errors are summed in float32 or float64, because a sum in float16 would overflow.
     size = size if size.dtype == torch.float64 else size.float()
     mean = size.sum(1) / mask.sum(1).clamp(min=1)
     return eta * size.amax(1) + (1 - eta) * mean if error.shape[1] else mean

@@ -42,13 +42,13 @@ class Recent(Sampler):
 
     def on_bind(self) -> None:
         self._ring, device = self.storage.ring, self.storage.device
-        # There are at most two rows without a transition between two transitions.
+        # At most two rows without a transition lie between two transitions, so these ages include `window` transitions.
         self._row_ages = torch.arange(min(3 * self.window + 3, self._ring.slots), device=device).unsqueeze(1)
         self._envs = torch.arange(self._ring.num_envs, device=device)
 
     def sample(self, count: int) -> Choice:
         slots, running_count = self._newest_slots(self._row_ages)
-        # The newest rows may hold no transition (see `Ring.exclude`). Then all rows are searched.
+        # All rows are searched if the newest rows hold no transition (see `Ring.exclude`).
         if running_count.is_cpu and not running_count[-1]:
             slots, running_count = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return slots[

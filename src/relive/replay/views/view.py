@@ -131,7 +131,7 @@ class Sequence:
     step_index: bool = False
 
     def __post_init__(self) -> None:
-        # The length has no upper bound here, because `plan` raises a MemoryError.
+        # The length has no upper bound here, because `plan` raises a MemoryError for a sequence that is too long.
         check_positive_int("Sequence.length", self.length, math.inf)
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
             raise SchemaError(
@@ -164,7 +164,8 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
     plan = plan.limit_to_slots(backend.ring.slots)
     _check_offsets(chosen_view, plan)
-    # A plan with `reduced` belongs to Hindsight, which reads goals from other steps of the episode.
+    # A plan with `reduced` belongs to Hindsight, which reads goals from other steps of the episode, so it needs time
+    # order.
     if not plan.is_transition or plan.reduced is not None:
         require_order(backend, view)
     finish = getattr(chosen_view, "finish", None)
