@@ -157,7 +157,7 @@ class StepRows:
             self.scores = {}
 
     def stage(self, values: Sequence[Any]) -> None:
-        """Copy the values of the next step that are not None; `write` takes the others."""
+        """Copy the values of the next step that are not None; `write` takes the missing values."""
         leaf_numbers = [i for i, value in enumerate(values) if value is not None]
         self._refuse_second(self._staged_leaves.intersection(leaf_numbers), "Stage it once per step.")
         self._write_leaves(leaf_numbers, values)

@@ -362,7 +362,7 @@ class EpisodeBlock:
     is_last: bool = True
     """Whether the episode ends with this block."""
     has_final_obs: bool = True
-    """Whether the next observation of the last step is known; otherwise it repeats the last observation."""
+    """Whether the next observation of the last step is known; an unknown one repeats the last observation."""
 
     def __len__(self) -> int:
         return len(self.steps["terminated"])

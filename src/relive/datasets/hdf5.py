@@ -79,9 +79,9 @@ def from_hdf5(
     `timeouts`): `terminals` are terminated, `timeouts` are truncated. All other columns are extra fields of their name.
     A file without rewards gives 0.
 
-    The next observation is the one that the file has (`next_obs`, `next_observations`), and otherwise that of the next
-    row in the same episode. Then an episode's final observation is unknown: a terminated step stores its own
-    observation again, which no target uses, and `final_obs` says what becomes of a truncated one.
+    The next observation is in the file (`next_obs`, `next_observations`), or is the observation of the next row in the
+    same episode. In a file without next observations, final observations are unknown: a terminated step stores its own
+    observation again, which no target uses, and `final_obs` says what becomes of a truncated step.
 
     Args:
         path: the file.

@@ -486,8 +486,8 @@ def from_lerobot(
     Images are [height, width, channels] of uint8. So are the frames of videos, which are lossy: they are not the pixels
     that the camera saw, and decoders may differ in their last bits.
 
-    The format has no final observations. A last step stores its own observation as the next one unless `final_obs` says
-    otherwise: imitation needs every action, and never looks at the next observation.
+    The format has no final observations. A last step stores its own observation as the next one, unless `final_obs`
+    drops the step: imitation needs every action, and never looks at the next observation.
 
     Args:
         path: the folder of the dataset, which has `meta/info.json`.

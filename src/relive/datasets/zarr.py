@@ -430,8 +430,8 @@ def from_zarr(
     `buffer` is that field, and all others are parts of the observation. A store without rewards gives 0; one without
     flags is truncated where an episode ends. The store may be a folder or a .zip, of format 2 or 3.
 
-    The layout has no final observations. A last step stores its own observation as the next one unless `final_obs` says
-    otherwise: imitation needs every action, and never looks at the next observation.
+    The layout has no final observations. A last step stores its own observation as the next one, unless `final_obs`
+    drops the step: imitation needs every action, and never looks at the next observation.
 
     Args:
         path: the folder or .zip.

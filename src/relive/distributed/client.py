@@ -175,7 +175,7 @@ _REOPEN_SECONDS = 5.0
 
 
 class ClientReader:
-    """Reads a shard's memory directly if the shard is on this machine, and by calls otherwise.
+    """Reads a shard's memory directly if the shard is on this machine; calls read other shards.
 
     Only the memory of a running shard is read. If the shard's process has ended, a call waits for the restart, and the
     client opens the new memory. If the memory cannot be opened, because the process has just ended or runs on another

@@ -195,7 +195,7 @@ ROWS_PER_LIFE = 1 << 32
 class ShardIds:
     """The ids of one shard: (row + life · 2^32) · num_envs + env. A life of a shard ends when its process restarts.
 
-    In a shard's first life the ids equal those of a single buffer. A shard that restarts from a checkpoint reuses the
+    In a shard's first life its ids equal the ids of a single buffer. A shard that restarts from a checkpoint reuses the
     row numbers of lost rows; the number of its life distinguishes the new rows.
     """
 

@@ -140,7 +140,7 @@ class ReplayService:
     """A replay buffer that many processes of a Ray cluster write to and sample from.
 
     Its environments are divided among `num_shards` processes, each with a `ReplayBuffer`; all rows of an environment
-    are in one of these. The service samples like one buffer: `index` identifies a row for the whole life of the
+    are in the same buffer. The service samples like one buffer: `index` identifies a row for the whole life of the
     service, and rows are drawn and weighted by their priority among all shards.
 
     With a `checkpoint`, the shards save themselves. A shard whose process dies restarts from its newest checkpoint, and

@@ -220,7 +220,7 @@ class Shard(ShardReader):
         return self._plan
 
     def push(self, client: str, pushes: list[Push]) -> Ack:
-        """Store blocks of a client, in order. A block that the buffer refuses counts as sent; the rest are stored."""
+        """Store blocks of a client, in order. A refused block counts as sent; later blocks are stored."""
         first_error: Exception | None = None
         warnings: list[str] = []
         for push in pushes:
@@ -320,7 +320,8 @@ class Shard(ShardReader):
             try:
                 self.save()
             except CheckpointError as error:
-                # A failed save does not raise, because no row is lost unless the shard restarts before the next save.
+                # `push` reports a failed save without raising: no row is lost unless the shard restarts before the next
+                # save.
                 self._save_error = str(error)
                 self._save_time, self._num_unsaved = time.monotonic(), 0
 

@@ -236,7 +236,7 @@ class ReplayBuffer(StateDictMixin):
             self._write(leaves, next_leaves, envs, measurements=measurements)
 
     def stage(self, **fields: Any) -> None:
-        """Copy some fields of the next step before the environment overwrites their memory; `add` passes the rest."""
+        """Copy some fields of the next step before the environment overwrites them; `add` passes the missing fields."""
         with self._lock:
             self._input.stage(fields)
 

@@ -40,7 +40,7 @@ class NativeBackend(Backend):
         self._write_back = _make_write_back(self._core, rows)
         self._reads_files = rows.row_checksums is not None
         self._is_only_process = not rows.allocator.persistent
-        """Whether no other process writes these rows and no file holds them."""
+        """Whether these rows are neither in shared memory nor in a file, so that only this process writes them."""
         self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few_slots: torch.Tensor | None = None
         """Cached slots of all transitions, if there are few; None after a write."""

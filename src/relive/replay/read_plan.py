@@ -65,7 +65,7 @@ class Group(NamedTuple):
 
     anchor: Anchor
     offsets: Sequence[int] | None = None
-    """None: one item per row [B, …]. Otherwise [B, len(offsets), …]; a range if the layout is packed."""
+    """Offsets to read [B, len(offsets), …], a range if the layout is packed; None reads one item per row [B, …]."""
     mask: Path | None = None
     """Path of the batch's mask of offsets that hold real steps [B, len(offsets)]; None without a mask."""
     counts_observations: bool = False
@@ -122,7 +122,7 @@ class ReadPlan:
 
     @cached_property
     def is_transition(self) -> bool:
-        """Whether only single steps are read."""
+        """Whether this plan reads only single steps."""
         return not self.n and not any(group.offsets is not None for group in self.groups)
 
     @cached_property

@@ -160,7 +160,7 @@ def _saved_array(ring: Ring, saved: SnapshotReader, name: str) -> torch.Tensor:
 def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> None:
     """Restore the rings of a buffer that was not closed.
 
-    After a kill, all rows are intact except those of an unfinished step. If rows are damaged, as after a power loss,
+    After a kill, all rows are intact except the rows of an unfinished step. If rows are damaged, as after a power loss,
     the rings are rolled back to the last commit. The recovery is idempotent, since its process may be killed too.
     """
     ring = backend.ring

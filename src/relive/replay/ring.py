@@ -199,7 +199,7 @@ class Ring:
     def following_slots(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the flat slots [count + 1, B] of the rows `ids` and of the `count` rows after each.
 
-        Also return a mask [count, B] of the rows that are not transitions; the last row of each column is left out.
+        Also return a mask [count, B] of the rows that are not transitions, without the last row of each column.
         """
         offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
         slots = (ids + offsets) % self.size

@@ -41,7 +41,7 @@ class RowStorage:
         """Maximum number of transitions per environment."""
         self.allocator = allocator
         self.stores_next_obs = stores_next_obs
-        """Whether next observations are stored explicitly; rows then have no order."""
+        """Whether the buffer stores next observations explicitly, so that its rows have no order."""
         self.next_step = next_step
         """Whether the step after the end of an episode only resets its environment (NEXT_STEP)."""
         self.same_step = same_step
@@ -68,7 +68,7 @@ class RowStorage:
         )
         self.device = self.leaves[0].device
         self.has_values = self.device.type != "meta"
-        """Whether tensors have values; False on the `meta` device."""
+        """Whether the tensors of the rows have values; False on the `meta` device."""
         self.row_checksums = allocator.allocate("seals", (*shape, 2), torch.int64) if allocator.durable else None
         """Two checksums per row: of its observation, and of its other leaves with its number. None without a disk."""
         self.mutable = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Mutable))

@@ -65,7 +65,7 @@ class ReplaySettings:
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
         self.is_plain = self.schema.is_flat and not extra
-        """Whether no field is nested and there are no extra fields."""
+        """Whether the buffer has neither nested nor extra fields."""
 
     def make_backend(self, allocator: Allocator) -> Any:
         """Make the backend of the device; the allocator provides the memory of the rows."""

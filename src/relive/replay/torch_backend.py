@@ -31,7 +31,7 @@ class DeviceBackend(Backend):
         self.counter = ContinuityCounter(is_on=False)
         """Counts of continued and cut steps."""
         self.is_empty = True
-        """Whether nothing was written since the last clear, known without synchronising."""
+        """Whether this backend has written nothing since the last clear, which the host knows without synchronising."""
         self._counts = as_numpy_if_cpu(rows.ring.count)
         """The ring's number of transitions per environment."""
         self._rows_left = MAX_ID // self.num_envs

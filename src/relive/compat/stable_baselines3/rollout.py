@@ -209,7 +209,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     _batch_types: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
     """Types of batches: with one tensor of observations, and with a dict of tensors."""
     _casts_actions = True
-    """Whether actions in batches are cast to float32."""
+    """Whether this buffer casts the actions of a batch to float32."""
 
 
 class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):

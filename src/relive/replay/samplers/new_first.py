@@ -23,7 +23,7 @@ from relive.schema.suggestions import suggests_init_keywords
 class NewFirst(Sampler):
     """Returns every new row once, oldest first, before it may be drawn at random.
 
-    A batch starts with new rows; the rest is drawn uniformly, with replacement, from all rows. A row that is
+    A batch starts with new rows; its other rows are drawn uniformly, with replacement, from all rows. A row that is
     overwritten before its turn is never returned as new. (The online queue of Hafner et al., Mastering Diverse Domains
     through World Models, 2023.)
 

@@ -27,7 +27,7 @@ class Sampler:
     """
 
     independent: bool = True
-    """Whether a discarded batch may be replaced by another draw. False for epochs and queues."""
+    """Whether the buffer may discard a batch of this sampler and draw another. False for epochs and queues."""
     returns_weights: bool = False
     """Whether `sample` returns importance weights."""
     may_return_fewer: bool = False
@@ -89,7 +89,7 @@ class Sampler:
 
     @property
     def takes_priorities(self) -> bool:
-        """Whether `update_priority` works."""
+        """Whether `update_priority` of the buffer works with this sampler."""
         return hasattr(self, "update")
 
     @property

@@ -82,7 +82,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
 
     @property
     def initialized(self) -> bool:
-        """Whether the fields of a row are known."""
+        """Whether the first `add` has declared the fields of this buffer's rows."""
         return self.core is not None
 
     @property
@@ -214,13 +214,13 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
 class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
     """AgileRL's `MultiStepReplayBuffer`: rows of n steps, with the reward Σ γ^i r_i up to the first end.
 
-    "next_obs" and "done" of a row are those of the last summed step. `add` takes one step of every environment. When
+    "next_obs" and "done" of a row belong to the last summed step. `add` takes one step of every environment. When
     the window of n steps is full, it stores their sum as a row and returns the oldest step; before that it returns
     None.
 
     Differences from AgileRL: an episode that ends with the first step of the window ends the sum, an end in one
-    environment does not end the others, next observations may be nested, integer rewards become floats, and `clear`
-    empties the window.
+    environment does not end other environments, next observations may be nested, integer rewards become floats, and
+    `clear` empties the window.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class ReusedObs:
     def __init__(self) -> None:
         self._checks_left = _MAX_CHECKS
         self._previous_obs: torch.Tensor | None = None
-        """The previous `obs`. The reference keeps its memory alive: a new tensor could get the address otherwise."""
+        """The previous `obs`. This reference keeps its memory alive, so that no new tensor gets its address."""
 
     def is_first_reuse(self, obs: Any, stored_obs: torch.Tensor | None) -> bool:
         """Return True once: for the first `obs` at the previous address that differs from the row `stored_obs`."""
@@ -74,7 +74,7 @@ class ReusedObs:
 
 
 def _is_overwritten(obs: torch.Tensor, next_obs: torch.Tensor, previous: torch.Tensor) -> bool:
-    """Whether at least half of the rows of `obs` equal those of `next_obs` and differ from those of `previous`."""
+    """Whether at least half of the rows of `obs` equal the row of `next_obs` and differ from the row of `previous`."""
     if not obs.shape == next_obs.shape == previous.shape:
         return False
     rows, next_rows, previous_rows = (x.flatten(1) if x.ndim > 1 else x[None] for x in (obs, next_obs, previous))

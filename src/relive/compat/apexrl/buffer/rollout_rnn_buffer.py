@@ -29,7 +29,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
     hidden]. Sequences continue across ends of episodes: `dones` mark the steps after which the network must reset its
     state.
 
-    The differences from ApexRL are those of `RolloutBuffer`; sequences contain only stored steps. Shuffling does not
+    `RolloutBuffer` lists the differences from ApexRL; sequences contain only stored steps. Shuffling does not
     use the global generator; `seed` makes it repeatable.
 
     >>> buffer = RolloutRNNBuffer(2, 4, (3,), (), torch.long, (1, 8), (1, 8), "cpu")

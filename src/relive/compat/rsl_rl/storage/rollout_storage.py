@@ -34,7 +34,7 @@ class Transition:
     rewards: torch.Tensor | None = None
     """The rewards [N] or [N, 1]."""
     dones: torch.Tensor | None = None
-    """Whether the step ended its episode, by a time-out or otherwise: [N] or [N, 1]."""
+    """Whether the step ended its episode, also by a time-out: [N] or [N, 1]."""
     values: torch.Tensor | None = None
     """The critic's values of the observations [N, 1] (training type "rl")."""
     actions_log_prob: torch.Tensor | None = None

@@ -31,7 +31,7 @@ _SAMPLING_METHODS = "_get_samples", "_get_real_samples", "_get_virtual_samples",
 
 
 class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
-    """Transitions with goals; `n_sampled_goal` of `n_sampled_goal + 1` get a goal that their episode reached.
+    """Transitions with goals; `n_sampled_goal` of every `n_sampled_goal + 1` get a goal that their episode reached.
 
     Rewards come from the environment's `compute_reward`; `dones` are not relabelled. Steps of running or
     partly overwritten episodes are drawn as well: their goals come from the stored part.

@@ -59,12 +59,12 @@ class RolloutBuffer(PicklableBuffer):
             for name, field in layout.items()
         }
         self._padding = [shared[:, -1] for name, shared in self._shared_fields.items() if name not in _STATE_FIELDS]
-        """The last slots that are padding."""
+        """The last slot of every field that has no value there and stays zero."""
 
     __signature__ = Signature(list(signature(__init__).parameters.values())[1:])
 
     def __new__(cls, *args: Any, **kwargs: Any) -> RolloutBuffer:
-        """Refuse `num_steps`, an argument of the older buffer, whose first two arguments are in the other order."""
+        """Refuse `num_steps`, an argument of the older buffer, whose first two arguments are swapped."""
         if "num_steps" in kwargs:
             expected, remedy = "(num_envs, rollout_len, …)", "Import it from agents.rl.buffer, or pass rollout_len."
             raise TypeError(explain("RolloutBuffer", expected, "num_steps, an argument of the older buffer", remedy))
