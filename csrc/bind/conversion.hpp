@@ -150,7 +150,7 @@ public:
     }
 
     void release() {
-        // PyBuffer_Release also sets view_.obj to null.
+        // PyBuffer_Release also sets view_.obj to null, so another call of `release` does nothing.
         if (view_.obj) PyBuffer_Release(&view_);
     }
 
@@ -166,8 +166,8 @@ struct Array : ArrayView {
 
 class Conversion {
 public:
-    // Set torch.Tensor and torch.nn.Parameter. Other subclasses are not read, because they may redefine what their data
-    // means.
+    // Store the two classes of torch whose instances are read: Tensor and Parameter. Instances of other subclasses are
+    // not read, because they may redefine what their data means.
     void set_torch(PyObject* tensor_type, PyObject* parameter_type) {
         tensor_type_ = tensor_type;
         parameter_type_ = parameter_type;
@@ -187,7 +187,8 @@ public:
         PyErr_Clear();
     }
 
-    // Set numpy.ndarray. Arrays are read directly if that gives the same views as the buffer protocol for all `probes`.
+    // Store the class numpy.ndarray, whose instances are then read directly. If reading one of `probes` directly gives
+    // another view than the buffer protocol, the class is not stored, and arrays are read through the buffer protocol.
     void set_numpy(PyObject* array_type, PyObject* const* probes, size_t count) {
         for (size_t i = 0; i < count; ++i) {
             Array direct, buffered;
@@ -249,7 +250,7 @@ private:
         delete tensor;
     }
 
-    // A capsule that torch has taken over has another name.
+    // Free the tensor of a capsule, unless torch has taken it over: torch then has renamed the capsule.
     static void delete_capsule(PyObject* capsule) {
         if (!PyCapsule_IsValid(capsule, kCapsule)) return;
         auto* tensor = static_cast<dlpack::CapsuleTensor*>(PyCapsule_GetPointer(capsule, kCapsule));
@@ -304,7 +305,7 @@ private:
     // Convert a buffer's format. Returns false if the item size does not match the format letter (C sizes; `l`: 4 or 8).
     static bool get_dtype(const char* format, int64_t itemsize, DataType& out) {
         if (!format) format = "B";
-        // Python converts big-endian arrays, whose format starts with '>'.
+        // The format of a big-endian array starts with '>', which is refused here; Python then converts the array.
         if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;
         const bool complex = format[0] == 'Z';
         if (complex) ++format;
@@ -338,8 +339,8 @@ private:
         if (!PyObject_CheckBuffer(object)) return false;
         const Py_buffer* view = out.hold.acquire(object);
         if (!view || view->ndim > kMaxDims || view->suboffsets) return false;
-        // ctypes and some numpy scalars return no strides although strides were requested. Python converts these objects,
-        // because their format may be ambiguous, as that of a datetime64 is.
+        // ctypes and some numpy scalars return no strides although strides were requested. These objects are refused
+        // here and converted by Python, because their format may be ambiguous, as the format of a datetime64 is.
         if (view->ndim > 0 && (!view->shape || !view->strides)) return false;
         if (!get_dtype(view->format, view->itemsize, out.dtype)) return false;
         if (reinterpret_cast<uintptr_t>(view->buf) % static_cast<size_t>(view->itemsize) != 0) return false;
@@ -365,7 +366,7 @@ private:
     bool exchange_on_ = true;
 };
 
-// The only instance; module.cpp defines it.
+// Return the only instance of `Conversion`, which module.cpp defines.
 Conversion& conversion();
 
 }

@@ -91,7 +91,7 @@ public:
                 refuse("array: expected [rows, envs, …]");
             CountedLeaf& leaf = leaves[i];
             leaf.dtype = array.dtype;
-            // `item` has only the shape of one environment's values, to count the elements.
+            // `item` has the shape of one environment's values but no memory: it only counts their elements.
             ArrayView item;
             item.ndim = array.ndim - 2;
             std::copy_n(array.shape + 2, item.ndim, item.shape);
@@ -114,7 +114,7 @@ public:
         if (!then.is_none()) complete(then);
     }
 
-    // Throw if the leaves of this memory cannot be counted.
+    // Throw if these counters cannot count the leaves of this memory.
     void check(const RingMemory& memory) const {
         if (num_leaves_ != static_cast<int64_t>(memory.leaves.size()) || envs_ != memory.ring.envs)
             refuse("counters: expected those of the leaves and environments of this memory");
@@ -137,7 +137,7 @@ public:
         run();
     }
 
-    // Holds the lock of the counters.
+    // Holds the lock of the counters while it exists.
     class Hold {
     public:
         explicit Hold(const Counters& counters) : release_(counters.release_.ptr()) {
@@ -200,7 +200,7 @@ private:
             if (moment.leaf == i) expect(is_countable(dtype) && elements == moment.elements, "numbers of the declared shape");
     }
 
-    // Throw if leaf i is required.
+    // Throw if leaf i, for which the caller passed None, is required: a flag of episode ends, or a reward.
     void check_missing(int64_t i) const {
         if (i == terminated_ || i == truncated_ || (episodes_ && is_in(episodes_->rewards, i)))
             refuse("leaf ", i, ": expected an array, got None");

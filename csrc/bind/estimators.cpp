@@ -165,7 +165,7 @@ nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle te
     if (!read_fraction(gamma, settings.gamma) || !PyLong_CheckExact(n.ptr()) || !read_positive(n, steps)) return nb::none();
     Array array;
     if (!conversion().read(reward.ptr(), array) || array.ndim == 0) return nb::none();
-    // Every window ends at the last row or earlier, so the returns are Monte-Carlo returns.
+    // If n is at least the number of rows, no window ends before the last row, so the returns are λ-returns with λ = 1.
     if (steps >= static_cast<double>(array.shape[0])) {
         settings.lam = 1;
         return estimate(table().lambda_return, 1, tensors, settings);

@@ -13,7 +13,7 @@ namespace {
 struct Field {
     nb::object key;
     std::vector<Field> parts;
-    // Whether the parts are named "0", "1", …; callers may then pass a tuple or a list too.
+    // Whether the nested fields are named "0", "1", …; callers may then pass a tuple or a list too.
     bool numbered = true;
     Py_ssize_t leaves = 1;
 };
@@ -101,14 +101,14 @@ private:
         for (Py_ssize_t i = 0; i < size; ++i) {
             const Field& part = field.parts[static_cast<size_t>(i)];
             PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
-            // A key with an `__eq__` in Python may have shortened the list.
+            // The item may be missing, because a key with an `__eq__` in Python may have shortened the list.
             if (!inner) PyErr_Clear();
             if (!inner || inner == Py_None) return false;
             if (part.parts.empty()) {
                 out.add(inner);
                 continue;
             }
-            // A key with an `__eq__` in Python may remove the value from its dict.
+            // A reference is held, because a key with an `__eq__` in Python may remove the value from its dict.
             const nb::object held = nb::borrow(inner);
             if (!collect_parts(inner, part, out)) return false;
         }

@@ -73,7 +73,7 @@ public:
         try {
             recover_();
         } catch (...) {
-            // The data is not marked as repaired, so the next holder tries again.
+            // The data is not marked as repaired, so the next holder calls `recover` again.
             exit();
             throw;
         }

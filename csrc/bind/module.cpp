@@ -52,7 +52,7 @@ uint32_t checksum(nb::handle data, uint32_t previous) {
 NB_MODULE(_native, m) {
     using namespace relive::bind;
     m.doc() = "The native core. Arrays are torch tensors or objects with a buffer, such as numpy arrays.";
-    // Buffers that exist until the process ends are not leaks.
+    // nanobind would report buffers that exist until the process ends as leaks, which they are not.
     nb::set_leak_warnings(false);
     m.def("set_torch", [](nb::handle tensor_type, nb::handle parameter_type) {
         if (!is_type(tensor_type, "torch", "Tensor") || !is_type(parameter_type, "torch.nn.parameter", "Parameter"))

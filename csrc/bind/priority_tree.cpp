@@ -72,8 +72,8 @@ public:
         return out;
     }
 
-    // Draw leaves with weights (smallest / priority)^beta. The smallest priority is that of all leaves with `by_smallest`,
-    // otherwise that of the drawn leaves.
+    // Draw leaves with weights (smallest / priority)^beta. With `by_smallest`, `smallest` is the smallest positive
+    // priority of the tree, else the smallest priority of the drawn leaves.
     nb::object draw_weighted(int64_t count, nb::handle capsule, double beta, bool by_smallest) {
         if (!can_draw(count)) return nb::none();
         TensorPlans plans;

@@ -301,7 +301,8 @@ private:
         std::optional<Counters::Hold> hold;
         if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
-        // `count` throws before it changes anything if a counter would overflow.
+        // Steps are counted before they are written: if a counter would overflow, `count` throws, and nothing has
+        // changed.
         if (counters_) counters_->count(block, memory_);
         writer_.write();
         return writer_.continuity.next_warning();
@@ -313,13 +314,13 @@ private:
     // The leaves of the step that is being written.
     std::vector<Array> arrays_;
     bool is_writing_ = false;
-    // Whether there is one environment, whose values have no environment axis.
+    // Whether callers pass values without an environment axis, because there is one environment.
     bool single_;
     Counters* counters_ = nullptr;
     nb::object kept_alive_, counters_kept_alive_;
 };
 
-// A batch with its tensors. After its construction nothing can run out of memory.
+// A planned batch with its allocated tensors, so that reading the batch cannot run out of memory.
 struct ReservedBatch {
     PlannedBatch batch;
     nb::list out;
@@ -454,7 +455,7 @@ public:
     }
     WriteBack(const WriteBack&) = delete;
 
-    // Detach the arrays: the ring may outlive them.
+    // Remove this object's arrays from the ring, which may outlive them.
     ~WriteBack() {
         Rewritable& rewritable = memory_.rewritable;
         if (rewritable.checksums == checksums_) rewritable.checksums = nullptr;

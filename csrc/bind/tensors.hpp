@@ -23,7 +23,7 @@ public:
         return block;
     }
 
-    // Drops a reference to a block. Its maker has one, and each tensor has one.
+    // Drops a reference to a block. The code that makes the block holds one reference, and each tensor holds one.
     struct Release {
         void operator()(TensorBlock* block) const {
             if (block->references_.fetch_sub(1, std::memory_order_acq_rel) == 1)

@@ -136,7 +136,7 @@ inline bool narrow(float* out, const double* in, int64_t count) noexcept {
             const double* from = in + i + 4 * half;
             const __m128 four = _mm_movelh_ps(_mm_cvtpd_ps(_mm_loadu_pd(from)), _mm_cvtpd_ps(_mm_loadu_pd(from + 2)));
             _mm_storeu_ps(out + i + 4 * half, four);
-            // _mm_max_ps ignores a NaN in its first operand.
+            // The new values are the first operand, because _mm_max_ps ignores a NaN there.
             maxima[half] = _mm_max_ps(_mm_and_ps(four, positive), maxima[half]);
         }
     float lanes[4];
@@ -238,7 +238,7 @@ inline void gather_padded(char* out, const char* items, const int64_t* index, in
 
 // Whether every index is in [lowest, items).
 inline bool in_range(const int64_t* index, int64_t count, int64_t items, int64_t lowest = 0) noexcept {
-    // Indices below `lowest` wrap around to huge unsigned numbers.
+    // Indices below `lowest` become huge unsigned numbers, so that one comparison finds them too.
     uint64_t largest = 0;
     for (int64_t i = 0; i < count; ++i) {
         const uint64_t value = static_cast<uint64_t>(index[i]) - static_cast<uint64_t>(lowest);

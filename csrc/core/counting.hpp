@@ -22,7 +22,7 @@ struct CountedSteps {
     // Numbers of the environments; null means all environments in order.
     const int64_t* env_ids;  // [envs]
     const CountedLeaf* leaves;
-    // Whether the first step only resets. `find_transitions` replaces the flags by those of the step after the last one.
+    // Whether each environment only resets in the first step; after `find_transitions`, in the step after the last one.
     std::vector<uint8_t> resetting;  // [envs]
     // Whether each step is a transition; empty if all are.
     std::vector<uint8_t> transition;  // [steps, envs]
@@ -57,7 +57,7 @@ public:
 private:
     void finish(const CountedSteps& steps, int64_t t);
 
-    // Positions within a step of the environments whose episode ends.
+    // The environments whose episode ends in the current step, as positions within the step.
     std::vector<int64_t> ended_;
 };
 

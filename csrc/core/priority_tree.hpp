@@ -185,7 +185,8 @@ public:
     void rebuild() noexcept {
         sum_all(TreeScale::kNormal);
         if (summary_.has_minima != 0) renew_all_minima();
-        // The flag may be set although no leaf vanishes.
+        // A small total may have lost tiny leaves, so it sets the flag; `rescale` clears the flag if all leaves are
+        // zero.
         summary_.tiny = summary_.root < TreeScale::kTooSmall;
         rescale();
     }
@@ -217,7 +218,7 @@ private:
     static double worse(double worst, double stored, double expected) {
         if (stored == expected) return worst;
         const double difference = (stored > expected ? stored - expected : expected - stored) / expected;
-        // A difference of NaN counts as infinite.
+        // A difference of NaN fails both comparisons, and counts as infinite.
         return difference <= worst ? worst : difference > worst ? difference : kNoLeaf;
     }
 

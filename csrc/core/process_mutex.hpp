@@ -55,7 +55,7 @@ public:
         cell_->wanted.store(name_, std::memory_order_relaxed);
         int status = EBUSY;
         for (const auto until = Clock::now() + kSpin; status == EBUSY && Clock::now() < until;) {
-            // The holder may be waiting for this processor core.
+            // Yield, because the holder may be waiting for this processor core.
             std::this_thread::yield();
             status = pthread_mutex_trylock(&cell_->mutex);
         }
@@ -70,7 +70,7 @@ public:
         pthread_mutex_unlock(&cell_->mutex);
     }
 
-    // Whether this object held the mutex last while another object waits. If so, call `give_way` before locking.
+    // Whether another object waits for the mutex, and this object held it last. If so, call `give_way` before locking.
     bool must_give_way() const {
         return depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == name_;
     }
@@ -100,7 +100,8 @@ private:
     using Clock = std::chrono::steady_clock;
 
     static constexpr long kSliceNanoseconds = 50'000'000;
-    // The mutex is usually held for a few microseconds, less than a thread needs to sleep and wake up.
+    // A thread spins before it sleeps, because the mutex is usually held for a few microseconds, less than a thread
+    // needs to sleep and wake up.
     static constexpr std::chrono::microseconds kSpin{60}, kMaxGiveWay{200};
 
     struct Cell {
@@ -141,7 +142,8 @@ private:
 
     Cell* cell_;
     uint32_t name_ = std::random_device()() | 1;
-    // Only the holder writes the depth. Another thread that reads an old value merely skips `give_way`.
+    // Number of times that this object has locked the mutex. Only the holder writes it; another thread that reads an
+    // old value merely skips `give_way`.
     std::atomic<int64_t> depth_{0};
 };
 

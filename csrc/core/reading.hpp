@@ -79,7 +79,7 @@ struct ReadPlan {
     std::vector<LeafRead> reads;
     // The powers γ^0 to γ^n.
     std::vector<double> powers;
-    // Whether a slot to read depends on how far the episode extends.
+    // Whether the plan reads slots that depend on how far the episode extends.
     bool needs_extents;
 
     bool is_packed() const { return layout == Layout::kPacked; }
@@ -115,9 +115,9 @@ inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool 
         out[j] = slot;
         if (slot < 0) continue;
         int64_t next = ring.after(slot);
-        // The row after a final row starts the next episode; two consecutive final rows are a cut right after a start.
+        // Skip the final rows between two episodes; there are two if an episode was cut right after its start.
         for (int skipped = 0; cross && ring.kind[next] == kFinal && skipped < ring.slots; ++skipped) next = ring.after(next);
-        // Within an episode the next row is younger; after a final row it may be the oldest row of the ring.
+        // Stop at an older row: the slot after the newest final row may hold the oldest row of the ring.
         slot = ring.kind[next] == kTransition && (!cross || ring.get_row(next) > ring.get_row(slot)) ? next : -1;
     }
 }
@@ -316,7 +316,8 @@ private:
         const int64_t before = plan().before, after = plan().after, most = std::max<int64_t>(plan().n, 1) - 1;
         for (size_t i = 0; i < rows_.size(); ++i) {
             Extent extent{0, 0, 0, rows_[i]};
-            // Two episodes are always separated by a row that is not a transition.
+            // The search stops at the first row that is not a transition, because such a row separates any two
+            // episodes.
             for (int64_t at = rows_[i]; extent.preceding < before; ++extent.preceding) {
                 at = ring.before(at);
                 if (ring.kind[at] != kTransition) break;
@@ -381,7 +382,8 @@ private:
             const int64_t row = rows_[static_cast<size_t>(i)], origin = group.anchor == Anchor::kNext ? extent.last + 1 : 0;
             const int64_t most = extent.following + (group.of_observations ? 1 : 0), from = row + origin * envs;
             const bool whole = origin + earliest >= -extent.preceding && origin + latest <= most;
-            // All offsets are inside the episode, and their slots do not wrap around the ring.
+            // If all offsets are inside the episode and their slots do not wrap around the ring, each slot is a plain
+            // sum.
             if (whole && from + earliest * envs >= 0 && from + latest * envs < ring.num_flat()) {
                 for (int64_t j = 0; j < size; ++j) slot[j] = from + offsets[j] * envs;
                 if (real) std::memset(real, 1, static_cast<size_t>(size));

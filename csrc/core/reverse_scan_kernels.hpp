@@ -117,8 +117,8 @@ RELIVE_INLINE void prefetch_to_write(uintptr_t address) {
 #endif
 }
 
-// Loads and stores lanes of adjacent columns in one piece. Outputs are prefetched kAhead rows in advance: the hardware
-// prefetcher does not run backwards in time.
+// Loads and stores the lanes of adjacent columns as one block of memory. Outputs are prefetched kAhead rows in advance,
+// because the hardware prefetcher does not run backwards in time.
 template <int kAhead>
 struct Adjacent {
     template <class Lanes, class T>
@@ -322,8 +322,8 @@ int64_t scan_fours(const Job<typename R::Number>& job, int64_t column) noexcept 
     return column;
 }
 
-// Scan many columns in long pieces of rows: jumping from row to row would waste prefetched memory. Returns the first
-// remaining column.
+// Scan many columns, a long section of each row at a time, because short sections would waste prefetched memory.
+// Returns the first remaining column.
 template <template <class> class Rule, class R, bool kMasked>
 int64_t scan_wide(const Job<typename R::Number>& job) noexcept {
     constexpr int64_t kMax = kWideBytes / sizeof(typename R::Values);

@@ -149,7 +149,7 @@ struct Ring {
     bool holds(const int64_t* flat, const int64_t* ids, int64_t count) const {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t env = envs == 1 ? 0 : flat[i] % envs, youngest = plus(times(newest(env), envs), env);
-            // A younger row at the same slot has an id larger by at least the number of slots.
+            // A row is overwritten once the youngest id of its environment is larger by at least `num_flat()`.
             if (kind[flat[i]] != kTransition || ids[i] > youngest || minus(youngest, ids[i]) >= num_flat()) return false;
         }
         return true;
@@ -185,7 +185,8 @@ struct Ring {
         const bool is_full = longest >= slots;
         const int64_t range = (is_full ? slots : longest) * envs;
         if (stored() <= range / kRare) return false;
-        // All missing slots are drawn before any is read, so that their cache lines are fetched in parallel.
+        // Each round draws all slots that are still missing before it reads their kinds, so that the cache lines are
+        // fetched in parallel.
         for (int64_t num_drawn = 0, draws_left = 1024 + 4 * kRare * count; num_drawn < count;) {
             if ((draws_left -= count - num_drawn) < 0) return false;
             for (int64_t i = num_drawn; i < count; ++i) {
@@ -335,7 +336,8 @@ struct Frames {
     }
 
 private:
-    // Copy the parts of a frame, `step` bytes apart. A size known at compile time avoids a call of memcpy.
+    // Copy the `outer` blocks of a frame, `out_step` and `in_step` bytes apart. A block size known at compile time
+    // avoids a call of memcpy.
     template <int64_t Inner>
     void spread(char* __restrict out, int64_t out_step, const char* __restrict in, int64_t in_step) const noexcept {
         const auto bytes = static_cast<size_t>(Inner ? Inner : inner);
@@ -418,7 +420,7 @@ struct Rewritable {
     // Ascending indices of leaves, none of them an observation.
     std::vector<int> leaves;
 
-    // Checksums of these leaves, which the other checksums of a row exclude.
+    // Checksums of the rewritable leaves, which the other checksums of a row exclude.
     uint64_t* checksums = nullptr;  // [slots, envs]
     // The slot that is being written plus 1, or 0; then the new bytes of the leaves of this slot.
     int64_t* journal = nullptr;

@@ -95,7 +95,7 @@ public:
 
     // Whether every floating-point reward is finite.
     bool has_finite_rewards() const {
-        // The leaves of the reward, one per agent, precede `terminated`.
+        // The leaves of the reward, one per agent, are numbered from `reward` on and precede `terminated`.
         for (int l = memory_.reward; l < memory_.terminated; ++l) {
             const Leaf& leaf = memory_.leaf(l);
             const char* data = inputs_[static_cast<size_t>(l)].data;
@@ -124,7 +124,7 @@ public:
             const int64_t env = env_at(i % envs_), before = i - envs_;
             const bool start = i >= envs_ && reset[static_cast<size_t>(before)];
             reset[static_cast<size_t>(i)] = ring.next_step && (i < envs_ ? ring.resetting[env] : !start && ended(before));
-            // The observation of a reset row was stored and checked with the previous step.
+            // A reset row needs no check, because its observation was checked with the previous step.
             if (reset[static_cast<size_t>(i)]) continue;
             const bool continues = i < envs_ ? ring.open[env] && starts_with(ring.at(ring.head[env], env), i)
                                              : !start && !ended(before) && continues_block(i);
@@ -223,7 +223,8 @@ private:
     mutable std::vector<char> rebuilt_;
 };
 
-// Suspicious data in a completed write. The values are below every other status of a write.
+// Warnings about suspicious data, returned by a write that has stored its steps. Except for kNoWarning, the values are
+// below every other status of a write.
 enum Warning : int64_t { kNoWarning = -1, kLooksCut = INT64_MIN, kLooksReset, kLooksRestarted, kLooksInfinite };
 
 // Counts how consecutive steps are connected. The counters belong to one writer and are not stored.
@@ -261,7 +262,7 @@ struct Continuity {
 
     // Return a warning that was not returned before, or kNoWarning.
     Warning next_warning() {
-        // If most steps are not connected, observations were modified, and restarts cannot be distinguished from cuts.
+        // Restarts are reported only if most steps are connected: in modified observations, restarts look like cuts.
         const bool looks[] = {followed >= 64 && 2 * cut > followed, ended >= 8 && reset == ended,
                               restarted > 0 && 2 * cut < followed, infinite > 0};
         for (int i = 0; i < 4; ++i) {
@@ -305,14 +306,14 @@ private:
     // Count the episode end before step i if it is still stored. Episodes of one step are ignored: a bandit may
     // legitimately pass the next context as the next observation.
     void count_end(int64_t env, int64_t i) {
-        // `row` is the row of the last step; the next row holds the final observation.
+        // `row` is the row of the episode's last step; the following row holds the final observation.
         const int64_t row = minus(ring_.head[env], 2);
         if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
         const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
         const bool terminated = memory_.leaf(memory_.terminated).column[flat];
-        // A step that is neither terminated nor truncated was cut, which is no end.
+        // A step that is neither terminated nor truncated was cut, which does not count as an end.
         if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;
         continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
     }

@@ -134,7 +134,7 @@ inline Sequences find_sequences(const Flags& flags, const SequenceSpec& spec) {
     Sequences sequences;
     sequences.order.reset(new int64_t[static_cast<size_t>(rows)]);
     sequences.is_first.reset(new bool[static_cast<size_t>(rows + envs)]);
-    // A step starts an episode if the step before it ended an episode or was a reset.
+    // `after[row]` is the flag of the next step, which starts an episode if this step ended one or was a reset.
     bool* after = sequences.is_first.get() + envs;
     for (int64_t env = 0; env < envs; ++env) sequences.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
     for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;
@@ -215,7 +215,8 @@ public:
     // Fill the tensors of the plan.
     void read(const Batch& batch, const TensorPlans& plans) const {
         const std::vector<int64_t>&rows = batch.packed_rows, &sizes = batch.packed_sizes;
-        // Index of the tensor of the mask or sizes. The first rows and the carried items follow.
+        // Index of the tensor of the mask or of the batch sizes. The tensors of the first rows and of the carried items
+        // follow.
         const size_t after = steps_.size();
         for (size_t s = 0; s < after; ++s) {
             if (layout_ != Layout::kPacked) read_steps(batch.runs, steps_[s], plans.data(s));

@@ -113,7 +113,7 @@ def _run_inspect(arguments: argparse.Namespace) -> int:
     try:
         report = inspect(arguments.path, html=arguments.html)
     except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:
-        # Minari raises all of these errors for broken files.
+        # Reading a broken Minari file may raise any of these errors.
         print(f"relive inspect: {escape_controls(str(error)) or type(error).__name__}", file=sys.stderr)
         return 1
     if arguments.json:

@@ -478,7 +478,7 @@ class DistillationBuffer(StateDictMixin):
             verify(round_starts and round_starts[0] == 0 and is_sorted, "rounds", expected, round_starts)
             device_starts = self._device_starts
             verify_layout("rounds", device_starts, (len(round_starts),), torch.int64, self.device)
-            # Tensors on the meta device have no values to check.
+            # Tensors on the meta device have no values, so only their layout is checked.
             if self.device.type != "meta":
                 is_equal = device_starts == torch.tensor(round_starts, device=self.device)
                 verify_elements(is_equal, "rounds", "equal first rows on the device", device_starts)
@@ -515,7 +515,7 @@ def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], d
             str(key): _infer_declaration(f"{where}.{key}", part, leading_shape, device) for key, part in value.items()
         }
     if value is None:
-        # Any field will do here: the conversion of None raises an error later.
+        # The returned field does not matter, because the conversion of None raises an error later.
         return Field()
     tensor = as_tensor(where, value, device)
     return Field(tensor.shape[len(leading_shape) :], narrow_dtype(tensor.dtype))

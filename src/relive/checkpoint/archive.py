@@ -178,7 +178,7 @@ class Archive:
         """Hold the exclusive lock during a save of about `nbytes` bytes; yield the existing checkpoints by number.
 
         `check_newest` may refuse the newest checkpoint by raising, before anything is changed. Files of interrupted
-        saves are removed, and those of this save if the body raises.
+        saves are removed. If the body raises, the files of this save are removed too.
         """
         try:
             self._refuse_foreign()
@@ -297,7 +297,7 @@ class Archive:
         try:
             self._write_atomically(manifest_file(manifest.number), [data])
         finally:
-            # An interrupted write may have completed the manifest. In that case the files of the checkpoint must stay.
+            # If an interrupted write has completed the manifest, the files of the checkpoint must stay.
             if self.exists(manifest.number):
                 self._uncommitted_files.clear()
         self.files.sync_folder("manifests")

@@ -190,10 +190,10 @@ def _restore(
             text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
             raise IncompatibleCheckpoint(text) from error
         except SchemaError as error:
-            # The constructor of the buffer has refused the config.
+            # A SchemaError means here that the constructor of the buffer has refused the saved config.
             raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
         except InvariantError as error:
-            # `check()` of the buffer has refused its state.
+            # An InvariantError means here that `check()` of the buffer has refused the saved state.
             raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
         previous, rows = PreviousSave(manifest.lineage, number, damaged_numbers=damaged_numbers), buffer.rows()
         # With another config the rows may be in other slots, so the next save writes all rows.
@@ -353,7 +353,7 @@ def _fill_piece(
 
 
 def _describe_changes(manifest: Manifest, buffer: Any) -> list[str]:
-    """Describe how device and memory of a buffer differ from those of the saved buffer."""
+    """Describe how the device and the kind of memory of a buffer differ from the saved buffer."""
     old_device, device = manifest.config.get("device"), str(buffer.device)
     changes = []
     if old_device is not None and old_device != device:

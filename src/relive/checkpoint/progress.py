@@ -17,7 +17,7 @@ def show_progress(
 ) -> Iterator[Any]:
     """Yield `parts`. After two seconds a terminal shows how many of `total` bytes are done.
 
-    If `steps` is passed, it returns the number of steps of a part, and `total` is a number of steps.
+    If `steps` is passed, `total` is a number of steps, and `steps` returns the number of steps of one of `parts`.
     """
     start, done, bar = time.monotonic(), 0, None
     try:

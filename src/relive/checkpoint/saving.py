@@ -111,7 +111,8 @@ def save(
             try:
                 archive.commit(manifest)
             finally:
-                # `commit` may fail after it has written the manifest.
+                # An interrupted `commit` may have written the manifest: the checkpoint then exists, and the next save
+                # continues it.
                 if archive.exists(number):
                     remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
             archive.remove_old(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
@@ -192,7 +193,7 @@ def _write_segments(archive: Archive, number: int, rows: Rows, previous: Previou
 
 
 def _split_rows(rows: Rows) -> Iterator[Rows]:
-    """Split rows into parts of about `SEGMENT_BYTES` at most, oldest first."""
+    """Split rows into ranges of at most about `SEGMENT_BYTES` bytes, oldest first."""
     if not len(rows):
         return
     max_rows = int((rows.stop - rows.first).max())

@@ -38,7 +38,7 @@ class State(NamedTuple):
 
     @staticmethod
     def of_parts(parts: Mapping[str, tuple[dict[str, Any], Arrays]]) -> State:
-        """Combine the states of parts: `values` becomes a dict by part, and an array is named `part.name`."""
+        """Combine the states of a buffer's parts: `values` becomes a dict by part, an array is named `part.name`."""
         arrays_by_name = {f"{name}.{key}": x for name, (_, arrays) in parts.items() for key, x in arrays.items()}
         return State({name: values for name, (values, _) in parts.items()}, arrays_by_name)
 
@@ -67,13 +67,13 @@ class SnapshotReader:
                 raise Node(where, got).error("the columns that the manifest declares")
 
     def part(self, name: str) -> SnapshotReader:
-        """Return a reader of a part of this part."""
+        """Return a reader of the part `name`, with its values and arrays."""
         part = self.part_without_values(name)
         part.values = self.values.entry(name)
         return part
 
     def part_without_values(self, name: str) -> SnapshotReader:
-        """Return a reader of a part with arrays but without values."""
+        """Return a reader of the part `name`, which has arrays but no values."""
         part = copy.copy(self)
         part.values, part._prefix = Node((self.values, name), {}), f"{self._prefix}{name}."
         return part

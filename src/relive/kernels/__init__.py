@@ -27,7 +27,7 @@ from relive.kernels import torch_ops
 try:
     from relive.kernels import _native
 except ImportError:
-    # relive was installed without a compiler.
+    # Installs without a compiler lack `_native` and use torch ops.
     _native = None
 
 if _native is not None:
@@ -130,7 +130,7 @@ def _triton_works_on(device: torch.device) -> bool:
     try:
         _probe(device)
     except Exception as error:
-        # Triton, its assembler and its C compiler raise errors of many classes.
+        # Every error is caught, because Triton, its assembler and its C compiler raise errors of many classes.
         remedy = "Torch ops serve instead, with more launches per call; install the Triton that comes with your torch."
         warnings.warn(
             explain("kernels", "Triton 3.4 or later that compiles", _describe_failure(error), remedy), stacklevel=2

@@ -56,8 +56,8 @@ class PriorityTree(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Draw with weights (smallest / priority)^beta, float32 [count] in (0, 1].
 
-        The smallest priority is that of all leaves with `by_smallest`, otherwise that of the drawn leaves. Weights are
-        written to `weights` if passed.
+        With `by_smallest`, `smallest` is the smallest positive priority of the tree, else the smallest priority of the
+        drawn leaves. Weights are written to `weights` if passed.
         """
         ...
 
@@ -169,7 +169,7 @@ class _TorchTree:
     keeps_largest = False
 
     def __init__(self, num_leaves: int, device: torch.device) -> None:
-        # A draw reads the sums of all blocks, and all leaves of one block for each drawn leaf.
+        # The block size balances the reads of a draw: the sums of all blocks, and all leaves of a block per drawn leaf.
         self._size = 1 << max(6, num_leaves.bit_length() // 2 - 4)
         num_blocks = -(-num_leaves // self._size)
         self.num_leaves = num_leaves
@@ -300,5 +300,5 @@ def _find_first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tens
     """
     ends = rows.cumsum(1).masked_fill_(rows == 0, 0.0)
     inside = points.minimum(ends.amax(1)).unsqueeze(1)
-    # argmax returns the position of the first 1 among zeros and ones.
+    # The comparison gives zeros and ones, of which argmax returns the position of the first 1.
     return ends.ge_(inside).argmax(1)

@@ -45,12 +45,12 @@ def make_reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reade
 
 
 class RebindingReader(Generic[T]):
-    """Holder of a reader that is remade after the memory of its columns moved, as `share_memory_` of torch does."""
+    """Holds a reader, and remakes it after the memory of its columns moved, as by `share_memory_` of torch."""
 
     def __init__(self, make: Callable[[], T], columns: Sequence[torch.Tensor], is_exposed: Callable[[], bool]) -> None:
         self._make, self._columns, self._is_exposed = make, columns, is_exposed
         self._reader = make()
-        # Tensors that are not exposed cannot move, because no caller has a reference to them.
+        # Addresses are compared only for exposed tensors: without a reference, no caller can move their memory.
         self._addresses = self._data_pointers() if is_exposed() else None
 
     def _data_pointers(self) -> list[int]:

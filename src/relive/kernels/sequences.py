@@ -131,7 +131,7 @@ def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
     number_in_run = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
     start = run_start[run] + number_in_run * spec.stride
     count = torch.minimum(length[run], stop[run] - start)
-    # A mask excludes only reset rows, and an episode starts after each of them.
+    # The rows that a mask excludes are reset rows, and an episode starts after each reset row.
     precedes_start = ended[:-1] if mask is None else ~mask[:-1]
     is_first = torch.cat([flags.starts_episode.unsqueeze(0), precedes_start])
     return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)

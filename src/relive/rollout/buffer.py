@@ -495,7 +495,7 @@ class RolloutBuffer(StateDictMixin):
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state; raise a CorruptCheckpoint if it is inconsistent."""
         self._continuity.forget()
-        # This raises an error if the entry "carries" is missing.
+        # Format 1 requires the entry "carries": `part` raises an error if it is missing.
         saved.part("carries")
         for name, part in self._parts().items():
             part.load_state(saved.part(name))

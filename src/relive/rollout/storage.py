@@ -92,7 +92,7 @@ class Storage:
         omitted = frozenset(
             name for name, is_present in zip(OPTIONAL_ROLLOUT_FIELDS, has_optional, strict=True) if not is_present
         )
-        # A signal cannot interrupt a single statement without a call.
+        # All attributes are set by one statement without a call, which a signal cannot interrupt.
         self._has_optional, self.omitted = has_optional, omitted
         """Whether the steps have a value and a log_prob (two bools), and the names of the missing optional fields."""
 
@@ -143,7 +143,7 @@ class Storage:
         """Make the written row a stored step."""
         if self.staged or self.attached:
             staged: set[str] = set()
-            # A signal cannot interrupt a single statement without a call.
+            # All attributes are set by one statement without a call, which a signal cannot interrupt.
             self.staged, self.attached, self.num_stored = staged, {}, row + 1
             return
         self.num_stored = row + 1
@@ -320,7 +320,7 @@ class Storage:
             path = parse_path(entry)
             if path[0] in self.schema.names and path[0] not in self.omitted:
                 raise entry.error("a name of its own")
-            # The path of an optional field has a declared leaf, and every other path a saved array.
+            # An attached optional field is stored in its declared leaf; every other attached path has a saved array.
             if path not in declared_leaves:
                 saved.require(f"attached{i}", (self._num_rows, self.num_envs), only_leading=True)
                 declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)

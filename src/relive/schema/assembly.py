@@ -27,7 +27,7 @@ _constructor: Any = None
 def import_tensordict() -> Any:
     """Import tensordict. Call it before taking a lock or drawing rows: it takes seconds and may fail."""
     global _constructor  # noqa: PLW0603
-    # The public constructor checks the batch size of every leaf, which takes 4 µs and cannot fail here.
+    # `_new_unsafe` skips the check of every leaf's batch size, which takes 4 µs and cannot fail here.
     _constructor = getattr(lazy.TensorDict, "_new_unsafe", _construct_checked)
     return _constructor
 
@@ -162,7 +162,7 @@ def _refuse_overlaps(targets: Mapping[Path, torch.Tensor], buffer_ranges: Iterab
 def _find_overlap(targets: tuple[MemoryRange, ...], buffer_ranges: tuple[MemoryRange, ...]) -> tuple[int, int] | None:
     """Return the positions in `targets + buffer_ranges` of two overlapping ranges; the first or second is a target."""
     ranges = targets + buffer_ranges
-    # If any two ranges overlap, two neighbours in the order of addresses overlap.
+    # Only neighbours in the order of addresses are compared: if any two ranges overlap, two neighbours do.
     order = sorted(range(len(ranges)), key=lambda i: ranges[i][0])
     for first, second in pairwise(order):
         if ranges[first][1] > ranges[second][0] and min(first, second) < len(targets):

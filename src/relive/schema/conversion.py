@@ -135,7 +135,7 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
 
 
 def _from_host(where: str, value: Any) -> torch.Tensor:
-    # The flag `carray` means contiguous, aligned and writeable.
+    # Arrays that are contiguous, aligned and writeable (`carray`) need no conversion.
     if type(value) is np.ndarray and value.dtype in _COMMON_DTYPES and value.flags.carray:
         return torch.from_numpy(value)
     if isinstance(value, Mapping):
@@ -154,7 +154,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
         array = array.astype(native_dtype if native_dtype in DTYPES.values() else np.float64)
     # numpy has several dtypes for one C type, and torch reads only the standard one.
     array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))
-    # torch has no read-only or reversed memory, and may crash at unaligned addresses.
+    # Read-only, reversed and unaligned arrays are copied: torch does not support them, and may crash.
     is_misaligned = array.__array_interface__["data"][0] % max(array.itemsize, 1)
     if is_misaligned or not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy(order="C")

@@ -338,7 +338,7 @@ def parse_declaration(node: lazy.Node) -> Tree:
         raise parts[1].error("positive sizes")
     try:
         return kind.with_settings(Field(shape, dtype), parts[3:])
-    # A wrong number of settings raises a ValueError when they are unpacked.
+    # `with_settings` unpacks the settings, so a wrong number of them raises a ValueError.
     except ValueError as error:
         raise node.error(f"the settings of a {kind.__name__} ({error})") from None
 

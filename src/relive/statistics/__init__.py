@@ -1,1 +1,1 @@
-"""Statistics of episodes, running norms of fields, and the part of a buffer that counts its steps in both."""
+"""Statistics of episodes, running norms of fields, and the observers that update both with the steps of a buffer."""

@@ -129,7 +129,7 @@ def bind(accumulator: Accumulator) -> None:
 def set_owner(stats: Accumulator, owner: object) -> None:
     """Set the buffer that updates `stats`; raise if another buffer does, which would mix the steps of both."""
     if stats._owner() is not None:
-        # The owner may be a deleted buffer that Python has not collected yet.
+        # Garbage is collected first, because the owner may be a deleted buffer that still exists.
         gc.collect()
     if stats._owner() is not None:
         remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."

@@ -239,7 +239,7 @@ class EpisodeStats(counting.Accumulator):
             for name, tensor in self._tensors.items():
                 dtype = torch.int64 if name == "counts" else torch.float64
                 verify_layout(f"stats: {name}", tensor, shapes[name], dtype, self.device)
-            # Tensors on the meta device have no values to check.
+            # Tensors on the meta device have no values, so only their layout is checked.
             if self.device.type != "meta":
                 self._check_counts()
 

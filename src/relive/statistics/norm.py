@@ -223,7 +223,7 @@ class RunningNorm(Accumulator):
         """Verify that the moments are consistent with the number of rows; NaN moments are allowed."""
         for name, tensor in self._tensors.items():
             verify_layout(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
-        # Tensors on the meta device have no values to check.
+        # Tensors on the meta device have no values, so only their layout is checked.
         if self.device.type == "meta":
             return
         count, mean, squares = self.snapshot().values()

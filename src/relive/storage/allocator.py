@@ -160,7 +160,8 @@ class Memory:
             return device
         resolved_device = as_device(device)
         if resolved_device.type == "cuda" and resolved_device.index is None and torch.cuda.is_available():
-            # Later calls use the same device, even if another one is current then.
+            # The index is resolved once, so that later calls use the same device even if another device is current
+            # then.
             resolved_device = torch.device("cuda", torch.cuda.current_device())
         return Memory(resolved_device)
 
@@ -222,7 +223,7 @@ def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if nbytes < _MAPPED_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
     try:
-        # Linux aligns mappings of whole large pages to their boundaries, as `request_large_pages` needs.
+        # The size is rounded up, because Linux aligns mappings of whole large pages as `request_large_pages` needs.
         reserved = -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE if nbytes >= 2 * _LARGE_PAGE else nbytes
         memory = mmap.mmap(-1, reserved, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -242,7 +243,8 @@ def request_large_pages(array: torch.Tensor) -> None:
     if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    # `allocate_zeros` reserves whole pages. Errors are ignored: the request is only advice.
+    # The end is rounded up, because `allocate_zeros` reserves whole large pages. Errors are ignored: this is only
+    # advice.
     stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE
     _madvise(start, stop - start, mmap.MADV_HUGEPAGE)
 
@@ -280,7 +282,7 @@ def available_bytes() -> int | None:
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):
-        # The control group of the process has no memory limit.
+        # A missing file, or a text instead of a number, means that the process has no memory limit of its own.
         return free_bytes
     return min(free_bytes, limit)
 

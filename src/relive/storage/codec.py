@@ -236,7 +236,8 @@ class Node:
             and all(type(x) is int and 0 <= x <= maximum for x in value)
         ):
             return tuple(value)
-        # Raises for the first invalid item, with its place in the document.
+        # A value that fails the fast test is read item by item, which raises an error with the place of the first
+        # invalid item.
         return tuple(item.integer(0, maximum) for item in self.items(max_items))
 
     def shape(self) -> tuple[int, ...]:
@@ -353,7 +354,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
         remedy = "Save on a little-endian machine."
         raise CheckpointError(explain("save", "a little-endian machine", sys.byteorder, remedy))
     whole = tensor.detach().cpu().contiguous()
-    # An axis of length one may have any stride, with which a view of bytes is refused. A flat view is accepted.
+    # torch refuses to view bytes if an axis of length one has an unusual stride, so the tensor is flattened first.
     flat = whole.as_strided((whole.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 

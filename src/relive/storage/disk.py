@@ -98,7 +98,7 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
 
     def free_bytes() -> int | None:
         with convert_read_errors(str(root)):
-            # The files of an existing buffer have reserved their disk space already.
+            # An existing buffer needs no free space, because its files have reserved their disk space already.
             return None if (root / FORMAT).exists() else Files(root).free_bytes()
 
     return Memory(
@@ -210,8 +210,8 @@ class DiskAllocator(Allocator):
     def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
         """Return the last commit; raise if its config differs from `config`, the settings of the buffer."""
         commit = newest_commit(self._root)
-        # The samplers may differ in a read-only buffer, which does not sample. After a custom sampler they are not
-        # compared, because the config does not contain it.
+        # Samplers are not compared for a read-only buffer, which does not sample, nor if the saved sampler was a custom
+        # one, which the config does not contain.
         ignores_sampler = self._only_reads or commit.config.get("sampler") is None
         ignored_settings = ("listeners", "sampler") if ignores_sampler else ("listeners",)
         for name, value in config.items():
@@ -229,7 +229,7 @@ class DiskAllocator(Allocator):
         if not self.is_open:
             ClosedLock().__enter__()
         if self._is_closing:
-            # An interrupted close() has declared the buffer closed, but it is still in use.
+            # An interrupted close() has declared the buffer closed, but it is still in use, so it is committed again.
             self.commit()
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -241,7 +241,7 @@ class DiskAllocator(Allocator):
             memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self._only_reads else mmap.ACCESS_WRITE)
             self._arrays[name] = MappedFile(file, memory, tensor_from_mapping(memory, shape, dtype))
             if _ROW_ARRAY_PATTERN.fullmatch(name):
-                # Samples are random: reading ahead would waste memory.
+                # Sampled rows are at random places, so reading ahead would waste memory.
                 memory.madvise(mmap.MADV_RANDOM)
         return self._arrays[name].tensor
 
@@ -327,7 +327,7 @@ class DiskAllocator(Allocator):
                 self._files.reserve(file, nbytes)
             except OSError as error:
                 if self.reopened:
-                    # The process that created the file has reserved its disk space already.
+                    # The error is harmless here: the process that created the file has reserved its disk space already.
                     continue
                 free, remedy = f"{self._files.free_bytes():,} bytes free ({error.strerror})", "Free disk space."
                 where = f"{self._root}: {name}"
@@ -426,7 +426,7 @@ class DiskAllocator(Allocator):
     def _publish(self) -> None:
         """Create FORMAT, which declares the folder to be disk memory."""
         if _UNPUBLISHED_FORMAT in self._files.names(""):
-            # `_unpublish` has renamed the file FORMAT: undo it.
+            # `_unpublish` has renamed the file FORMAT, so the file gets its name back.
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
             self._files.write_atomically(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
@@ -443,7 +443,7 @@ class DiskAllocator(Allocator):
             if replaces_rows:
                 self._publish_again()
             else:
-                # The folder of a new buffer, into which a load has failed, is deleted.
+                # A load into a new buffer has failed: `_close_files` deletes the folder of this buffer.
                 self._close_files()
             raise
         self._publish_again()
@@ -513,7 +513,7 @@ class _OpenFiles:
         if self._files_to_close is None:
             self._files_to_close = [*(array.file for array in self._arrays.values()), *self._commit_files.values()]
         while self._files_to_close:
-            # The number is removed before it is closed, because the system may reuse it at once.
+            # Each descriptor leaves the list before it is closed, because the system may reuse its number at once.
             self._files.close(self._files_to_close.pop())
         if not self.is_published:
             for name in (*self._arrays, *COMMIT_FILES, FORMAT, _UNPUBLISHED_FORMAT):

@@ -180,7 +180,8 @@ class Files:
             try:
                 file = _open_lock(root, only_reads=only_reads)
             except FileNotFoundError:
-                # A copy without a lock file is read without a lock.
+                # A copied folder may lack the lock file; it is read without a lock, and the root stands in for the
+                # file.
                 return os.open(".", _FOLDER_FLAGS, dir_fd=root)
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if only_reads else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -282,7 +283,7 @@ class Files:
             except OSError:
                 if exclusive:
                     raise
-                # No save can run in a copy without a lock file, or in a folder that cannot be written.
+                # A copy without a lock file, or a folder that cannot be written, needs no lock: no save can run there.
                 file = -1
         if file < 0:
             yield

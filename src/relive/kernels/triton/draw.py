@@ -101,7 +101,7 @@ class RowDrawer:
         self._launches: dict[tuple[int, int], Launch] = {}
 
     def draw(self, stream: torch.Tensor, rows: int) -> torch.Tensor:
-        """Draw flat slots of transitions [rows], uniformly with replacement; arbitrary slots of an empty ring."""
+        """Draw flat slots of transitions [rows], uniformly with replacement. An empty ring gives arbitrary slots."""
         out = torch.empty(rows, dtype=torch.int64, device=stream.device)
         for start in range(0, rows, MAX_DRAWS):
             part = out if rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]

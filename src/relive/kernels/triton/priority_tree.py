@@ -256,7 +256,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
         shift = 4 * (levels - i)
         nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
         first -= nodes
-        # The minimum differs from `node` only if the sums are wrong or all zero.
+        # The minimum keeps `node` in range if the sums are wrong or all zero; correct sums never need it.
         node = tl.minimum(node, nodes - 1)
         ends = tl.load(sums + ((first + node) * 16)[:, None] + tl.arange(0, 16)[None, :])
         inside = tl.minimum(point, _next_smaller(tl.max(ends, axis=1)))
@@ -271,7 +271,7 @@ def _weight(smallest, priority, beta):
     """Return (smallest / priority)^beta, in (0, 1]."""
     ratio = smallest / priority
     weight = tl.exp2(beta * tl.log2(tl.where(ratio > 0, ratio, 1.0)))
-    # The ratio may underflow to 0 in float64, and its power in float32.
+    # The ratio may underflow to 0 in float64, and its power in float32; weights are therefore at least MIN_WEIGHT.
     weight = tl.where(ratio > 0, weight, tl.where(beta > 0, ratio, 1.0))
     return tl.where(weight < MIN_WEIGHT, MIN_WEIGHT, weight).to(tl.float32)
 
@@ -408,7 +408,7 @@ class TritonTree:
         key = alpha, eps, transforms, priority.dtype, block, None if ring is None else ring.kind.data_ptr()
         check = self._launches.get(key)
         if check is None:
-            # Without a ring the kernel reads neither the state nor the sizes.
+            # Without a ring the kernel reads neither the state nor the sizes, so placeholders are passed.
             state = (self._dirty, self.faults, self._dirty) if ring is None else (ring.kind, ring.head, ring.open)
             sizes = (1, 1, 1) if ring is None else (*ring.kind.shape, ring.num_sampleable)
             fixed = (

@@ -81,7 +81,7 @@ def _count_steps(kind, slot, is_row, num_envs, size, n, STEPS: tl.constexpr):
     step_slot = step_forward(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
     inside = is_row[:, None] & (step < n)[None, :]
     is_step = tl.load(kind + step_slot, inside, other=0) == TRANSITION
-    # Step 0 is the row itself, which always counts.
+    # Step 0 is the row itself, which always counts as a step.
     ends = tl.where(is_step | (step == 0)[None, :], n, step[None, :])
     return tl.min(ends, axis=1).to(tl.int64)
 

@@ -118,7 +118,7 @@ class DeviceStream(Randomness):
         return values, {**arrays, "philox": self.numbers}
 
     def load_state(self, saved: SnapshotReader) -> None:
-        """Restore a saved stream, which may be from another device; if it is of another kind, reset this stream."""
+        """Restore a saved stream, also from another device. Reset this stream if no Philox counters were saved."""
         super().load_state(saved)
         if saved.spec("philox") is None:
             self._reset()
