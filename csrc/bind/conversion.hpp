@@ -250,7 +250,7 @@ private:
         delete tensor;
     }
 
-    // Free the tensor of a capsule, unless torch has taken it over: torch then has renamed the capsule.
+    // Free the tensor of a capsule, unless torch has taken the tensor over, which renames the capsule.
     static void delete_capsule(PyObject* capsule) {
         if (!PyCapsule_IsValid(capsule, kCapsule)) return;
         auto* tensor = static_cast<dlpack::CapsuleTensor*>(PyCapsule_GetPointer(capsule, kCapsule));

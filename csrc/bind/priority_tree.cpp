@@ -106,7 +106,7 @@ public:
         return nb::none();
     }
 
-    // Set the leaves of slots touched by a write: `mass` for transitions, otherwise zero.
+    // Set the leaves of slots touched by a write: transitions get `mass`, all other slots get zero.
     void mark(const Touched& touched, double mass) {
         const auto count = static_cast<int64_t>(touched.slots.size());
         if (!in_range(touched.slots.data(), count, tree.num_leaves())) refuse<OutOfRange>("leaf: expected slots of the tree");

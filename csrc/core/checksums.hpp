@@ -97,8 +97,9 @@ inline void store_all_checksums(const RingMemory& memory) {
         store_checksums(memory, flat, ring.get_row(flat), true, true);
 }
 
-// Set broken[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0. Rows that hold only an
-// observation are compared by that alone. Rewritable leaves are not compared (see `find_torn_rows`).
+// Set broken[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0. If a row holds
+// only an observation, only the checksum of the observation is compared. Rewritable leaves are not compared (see
+// `find_torn_rows`).
 inline void find_broken_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* broken) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat) {

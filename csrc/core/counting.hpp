@@ -32,8 +32,8 @@ struct CountedSteps {
     int64_t env_at(int64_t n) const { return env_ids ? env_ids[n] : n; }
     bool is_transition(int64_t i) const { return transition.empty() || transition[static_cast<size_t>(i)]; }
 
-    // Fill `transition` and `num_transitions`. With `resetting`, the step after an episode end only resets; otherwise all steps are
-    // transitions.
+    // Fill `transition` and `num_transitions`. With `resetting`, the step after an episode end only resets; without,
+    // every step is a transition.
     void find_transitions(int terminated, int truncated);
 };
 

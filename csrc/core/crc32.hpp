@@ -80,7 +80,7 @@ RELIVE_TARGET inline uint32_t crc_lanes(uint32_t state, const unsigned char*& da
     return reduce(whole);
 }
 
-// Whether this machine has the instructions; otherwise `crc32` must not be called.
+// Whether this machine has the instructions that `crc32` needs. If not, `crc32` must not be called.
 inline bool has_fast_crc32() { return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"); }
 
 // Continue a checksum: `previous` is the checksum of the preceding bytes, 0 if there are none.

@@ -368,7 +368,7 @@ struct PriorityUpdate {
     }
 };
 
-// Set the leaves of the slots touched by a write: `mass` for transitions, otherwise zero.
+// Set the leaves of the slots touched by a write: transitions get `mass`, all other slots get zero.
 inline void mark_touched(PriorityTree& tree, const Touched& touched, double mass) {
     std::vector<double> values(touched.slots.size());
     for (size_t i = 0; i < values.size(); ++i) values[i] = touched.kind[touched.slots[i]] == kTransition ? mass : 0.0;

@@ -39,7 +39,7 @@ struct ReadGroup {
     bool of_observations;
     // Whether the batch has a mask of the offsets inside the episode.
     bool is_masked;
-    // Whether a row has one item per offset; otherwise a row has one item.
+    // Whether a leaf has one item per offset for each sampled row, instead of a single item.
     bool has_offsets;
     // Offsets from the anchor; empty for packed sequences, which read every step.
     std::vector<int64_t> offsets;
@@ -290,7 +290,7 @@ public:
     }
 
 private:
-    // The stored part of an episode around a row, up to the offsets of the plan.
+    // The stored steps of the episode around a sampled row, as many as the offsets of the plan need.
     struct Extent {
         // Number of steps before and after the row.
         int64_t preceding, following;
@@ -316,8 +316,7 @@ private:
         const int64_t before = plan().before, after = plan().after, most = std::max<int64_t>(plan().n, 1) - 1;
         for (size_t i = 0; i < rows_.size(); ++i) {
             Extent extent{0, 0, 0, rows_[i]};
-            // The search stops at the first row that is not a transition, because such a row separates any two
-            // episodes.
+            // Stop at the first row that is not a transition, because such a row separates any two episodes.
             for (int64_t at = rows_[i]; extent.preceding < before; ++extent.preceding) {
                 at = ring.before(at);
                 if (ring.kind[at] != kTransition) break;
@@ -382,8 +381,7 @@ private:
             const int64_t row = rows_[static_cast<size_t>(i)], origin = group.anchor == Anchor::kNext ? extent.last + 1 : 0;
             const int64_t most = extent.following + (group.of_observations ? 1 : 0), from = row + origin * envs;
             const bool whole = origin + earliest >= -extent.preceding && origin + latest <= most;
-            // If all offsets are inside the episode and their slots do not wrap around the ring, each slot is a plain
-            // sum.
+            // If all offsets are inside the episode and no slot wraps around the ring, each slot is a plain sum.
             if (whole && from + earliest * envs >= 0 && from + latest * envs < ring.num_flat()) {
                 for (int64_t j = 0; j < size; ++j) slot[j] = from + offsets[j] * envs;
                 if (real) std::memset(real, 1, static_cast<size_t>(size));

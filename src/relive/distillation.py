@@ -346,7 +346,7 @@ class DistillationBuffer(StateDictMixin):
         """Return a batch of rows [B], drawn uniformly with replacement, with their ids ("index") and rounds ("round").
 
         `recent=2` draws from the newest two rounds only; `recent={1: 0.5}` draws each row with probability one half
-        from the newest round and otherwise from all rows. The batch does not share the buffer's memory; `out` is filled
+        from the newest round, else from all rows. The batch does not share the buffer's memory; `out` is filled
         and returned instead of new tensors.
         """
         check_batch_size("sample", batch_size)

@@ -231,7 +231,7 @@ class Archive:
             raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
 
     def _remove_saved(self, folder: str, needed_names: set[str]) -> None:
-        """Remove the files of saves in a folder, except those in `needed_names`."""
+        """Remove the files that saves have written in a folder, except `needed_names`."""
         for name in self.files.regular_names(folder):
             if _SAVED_FILE_PATTERNS[folder].fullmatch(name) and f"{folder}/{name}" not in needed_names:
                 self.files.remove(f"{folder}/{name}")

@@ -74,7 +74,7 @@ class StateDictMixin:
                 )
                 trial_buffer.check()
                 for root, previous in vars(self).get("_checkpoints", {}).items():
-                    # The next save must write all rows, because the buffer loses those that were saved.
+                    # The next save must write all rows, because the rows of the previous save are replaced.
                     self._checkpoints[root] = previous.without_rows()
                 with getattr(self, "_replacing_contents", nullcontext)():
                     complete(partial(_fill, snapshot, self))
@@ -134,7 +134,7 @@ def _parse_state(state: Any) -> Snapshot:
 
 
 def _make_snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, columns: Arrays) -> Snapshot:
-    # `_fill` copies whole columns and does not use the bounds of the rows.
+    # The bounds of the rows are empty, because `_fill` copies whole columns and does not use them.
     empty_bounds = torch.zeros(0, dtype=torch.int64, device="cpu")
     return Snapshot(config, values, arrays, Rows(columns, empty_bounds, empty_bounds))
 
@@ -169,7 +169,7 @@ def _settings(buffer: Any) -> dict[str, Any]:
 
 
 def _added_attributes(buffer: Any) -> dict[str, Any]:
-    """Return the attributes that a plain buffer lacks: those of a subclass or of a caller."""
+    """Return the attributes that a subclass or a caller has added to a buffer."""
     saved = Snapshot.of(buffer).reader()
     plain = _buffer_class(buffer).from_config(saved.config, saved, **{**_settings(buffer), "device": "meta"})
     return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}

@@ -276,7 +276,7 @@ class _RunningSums:
     """
 
     def __init__(self, num_blocks: int, scales: torch.Tensor) -> None:
-        # The rows are a zero, the running sum of each block, and the factor. The columns are for the two factors.
+        # Row 0 is zero, the last row holds the two factors, and the other rows hold the running sums in both scales.
         sums_and_scale = scales.new_zeros(num_blocks + 2, 2)
         sums_and_scale[-1] = scales.view(2)
         self._sums, self._normal_total = sums_and_scale[1:-1], sums_and_scale[-2, 0]

@@ -45,8 +45,7 @@ def n_step_return(
     gamma: float, n: int,
 ) -> Tensor:  # fmt: skip
     linked = _find_open_steps(terminated, truncated, mask)
-    # The return of one step. The loop prepends n - 1 steps: k = 1, 2, 4, … steps at once, for each binary digit 1 of n
-    # - 1.
+    # The return of one step. The loop prepends n - 1 steps, k = 1, 2, 4, … at once: the binary digits of n - 1.
     return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)
     # `piece` is the reward sum of k steps where a step is linked to the step k rows later, and the return elsewhere.
     piece = torch.where(linked, reward, return_)

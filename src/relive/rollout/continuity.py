@@ -47,7 +47,7 @@ class Continuity:
         self._next_obs = None
 
     def check_step(self, row: int, obs: Any, step: tuple[Any, ...]) -> None:
-        """Compare the step that will become row `row` with the previous step, and warn if there is reason."""
+        """Compare the step that will become row `row` with the previous step, and warn of a cut or a restart."""
         expected, message = self._next_obs, None
         if expected is not None and obs is not None and (row == 0 or self.compares_all):
             start = self._leaf_bytes(obs)

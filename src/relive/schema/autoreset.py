@@ -145,8 +145,8 @@ def true_next_obs(
 ) -> tuple[tuple[Any, ...], Any, Any, Any]:
     """Return the leaves of the true next observation, before any reset, and reward, terminated and truncated.
 
-    Final observations replace those of environments that were reset. The result is then a copy, so memory that
-    `next_obs` shares with `obs` is refused here.
+    Final observations replace the observations of environments that were reset. The result is then a copy, so memory
+    that `next_obs` shares with `obs` is refused here.
     """
     next_obs, reward, terminated, truncated, info = unpack_step(step, mode)
     leaves = schema.flatten("obs", next_obs)

@@ -223,7 +223,7 @@ def _cache_key(env_ids: Any) -> Any:
         env_ids = numpy_view(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
         return env_ids.dtype.char, env_ids.tobytes()
-    # Bools equal 0 and 1 but are not valid numbers of environments.
+    # Lists with bools have no key: they equal lists of 0 and 1, but are not valid numbers of environments.
     return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
 
 

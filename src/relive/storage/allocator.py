@@ -55,7 +55,7 @@ class Allocator:
         raise NotImplementedError
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
-        """Recover a buffer that was built with reopened arrays; `resumes` restores its random stream, too."""
+        """Recover a buffer that was built with reopened arrays; with `resumes`, restore its random stream too."""
 
     def before_write(self, steps: int) -> None:
         """Prepare for a write of `steps` steps."""
@@ -160,8 +160,7 @@ class Memory:
             return device
         resolved_device = as_device(device)
         if resolved_device.type == "cuda" and resolved_device.index is None and torch.cuda.is_available():
-            # The index is resolved once, so that later calls use the same device even if another device is current
-            # then.
+            # The index is resolved now, so that later calls use the same device whatever device is current then.
             resolved_device = torch.device("cuda", torch.cuda.current_device())
         return Memory(resolved_device)
 
@@ -243,8 +242,7 @@ def request_large_pages(array: torch.Tensor) -> None:
     if _madvise is None or not array.is_cpu or array.nbytes < 2 * _LARGE_PAGE:
         return
     start = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    # The end is rounded up, because `allocate_zeros` reserves whole large pages. Errors are ignored: this is only
-    # advice.
+    # The end is rounded up, because `allocate_zeros` reserves whole large pages. Errors of this advice are ignored.
     stop = -(-(array.data_ptr() + array.nbytes) // _LARGE_PAGE) * _LARGE_PAGE
     _madvise(start, stop - start, mmap.MADV_HUGEPAGE)
 

@@ -175,7 +175,7 @@ class Node:
         return {key: Node((self, key), value) for key, value in self.value.items()}
 
     def mapping(self) -> dict[str, Any]:
-        """Return an object without checking its entries."""
+        """Return a JSON object as a dict, without checking its entries."""
         if not isinstance(self.value, dict):
             raise self.error("an object")
         return self.value

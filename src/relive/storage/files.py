@@ -180,8 +180,7 @@ class Files:
             try:
                 file = _open_lock(root, only_reads=only_reads)
             except FileNotFoundError:
-                # A copied folder may lack the lock file; it is read without a lock, and the root stands in for the
-                # file.
+                # A copied folder may lack the lock file. It is then read without a lock, through the open root.
                 return os.open(".", _FOLDER_FLAGS, dir_fd=root)
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if only_reads else fcntl.LOCK_EX) | fcntl.LOCK_NB)

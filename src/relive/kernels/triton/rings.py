@@ -1,6 +1,6 @@
 """Memory of a replay buffer for kernels: the state of its rings, the layouts of its leaves, and slot arithmetic.
 
-The arithmetic is that of `replay/ring.py`. Flat slots and rows are int64. Leaves are copied and compared as words,
+Slots are computed as in `replay/ring.py`. Flat slots and rows are int64. Leaves are copied and compared as words,
 which are integers of at most eight bytes, whatever their dtype is.
 """
 
