@@ -206,7 +206,8 @@ void EpisodeCounter::count(const CountedSteps& steps) {
     }
 }
 
-// Store the episodes that end in step t, ordered by environment. If they exceed the window, the last ones are kept.
+// Store the episodes that end in step t, ordered by environment. Of more episodes than fit into the window, the last
+// stay.
 void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
     if (steps.env_ids)
         std::sort(ended_.begin(), ended_.end(), [&](int64_t a, int64_t b) { return steps.env_ids[a] < steps.env_ids[b]; });

@@ -7,7 +7,7 @@
 
 namespace relive {
 
-// The items of one leaf, [steps, environments, elements]; null data if the steps lack it.
+// The items of one leaf, [steps, environments, elements]; `data` is null if the steps lack the leaf.
 struct CountedLeaf {
     const char* data;
     DataType dtype;

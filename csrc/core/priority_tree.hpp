@@ -227,7 +227,7 @@ private:
     double* minima_at(int level) const { return level == 0 ? leaves_ : minima_[level]; }
     double scale_at(int level) const { return level == 0 ? summary_.scale : 1; }
 
-    // Recompute the numbers of these groups of a level, or of its first `count` groups if `groups` is null.
+    // Recompute one number for each of the `count` groups of a level; null means the first `count` groups.
     template <class Reduce>
     static void renew(double* out, const double* entries, const int64_t* groups, int64_t count, Reduce reduce) noexcept {
         for (int64_t i = 0; i < count; ++i) {

@@ -66,7 +66,7 @@ struct Ring {
     int64_t slots, envs;
     // Number of newest rows that can be sampled, the pending row included.
     int64_t num_sampleable;
-    // Whether next observations have columns of their own. There is no pending row then.
+    // Whether next observations have columns of their own, in which case no row is pending.
     bool keeps_next;
     // Autoreset mode NEXT_STEP: the row after an episode end only resets the environment.
     bool next_step;

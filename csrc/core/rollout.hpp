@@ -58,7 +58,7 @@ struct ColumnWrite {
         return true;
     }
 
-    // Write the row. Returns false if a finite number became infinite: the row is invalid then.
+    // Write the row. Returns false if a finite number became infinite, which makes the row invalid.
     bool run() const noexcept {
         switch (kind) {
             case kZeros: std::memset(target, 0, static_cast<size_t>(bytes)); break;

@@ -1,4 +1,4 @@
-"""`python -m relive` is `relive`."""
+"""Runs the command line: `python -m relive` is the same as `relive`."""
 
 import sys
 

@@ -152,7 +152,7 @@ class DistillationBuffer(StateDictMixin):
             ]
             if not self._columns:
                 self._allocate(schema)
-            # The conversion of a value may have called `add`, which declared the fields.
+            # If the conversion of a value has called `add`, which declared the fields, start again with these fields.
             elif schema is not self._schema:
                 return self.add(obs, action, **extra)
             count = leading_shape[0] if leading_shape else 1

@@ -126,7 +126,7 @@ def load_folder(
     with archive.lock_for_loading():
         if number is not None:
             return _restore(archive, number, kind, options, accept)
-        # Messages instead of errors: the tracebacks of errors would keep loaded data alive.
+        # Messages are collected instead of errors, whose tracebacks would keep loaded data alive.
         messages: list[str] = []
         damaged_numbers: set[int] = set()
         for candidate in _iter_candidates(archive):

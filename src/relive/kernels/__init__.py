@@ -140,7 +140,7 @@ def _triton_works_on(device: torch.device) -> bool:
 
 
 def force_torch() -> AbstractContextManager[None]:
-    """`force("torch")`: use torch ops inside, as on a device without native kernels."""
+    """Use torch ops inside, as on a device without native kernels; short for `force("torch")`."""
     return force("torch")
 
 
@@ -217,6 +217,6 @@ def _estimate_natively(name: str, tensors: Sequence[torch.Tensor | None], settin
     kernel = getattr(native(), name)
     result = kernel(*tensors, *settings)
     if result is None:
-        # The kernels need one stride for all axes after time; contiguous copies have one.
+        # The kernels need one stride for all axes after time, so they are called again with contiguous copies.
         result = kernel(*(None if t is None else t.contiguous() for t in tensors), *settings)
     return result

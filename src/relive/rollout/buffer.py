@@ -239,7 +239,7 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             storage.clean_bools()
-            # The collector may have overwritten the row with the last value, so the value is discarded.
+            # The last value is discarded, because the collector may have overwritten its row.
             self._advantages.last.set({})
             num_stored = storage.num_stored
             last = {name: storage.copy_row(name, count) for name in ("value", "obs")}

@@ -344,7 +344,8 @@ class Storage:
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             shape = (self._num_rows, self.num_envs, *field.shape)
             verify_layout(path_name(path), tensor, shape, field.dtype, self.device)
-        # Tensors of exposed memory may have moved; the next `write` then binds the writer again.
+        # Addresses of exposed memory are not checked: its tensors may move, and the next `write` then uses the new
+        # ones.
         if not self.is_exposed:
             verify_addresses(schema.paths, self.tensors, self._addresses)
         max_steps = self._num_rows - 1

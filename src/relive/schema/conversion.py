@@ -109,7 +109,7 @@ def convert_row_ids(index: Any, device: torch.device) -> torch.Tensor:
     if ids.ndim != 1 or ids.dtype != torch.int64:
         got = f"{ids.dtype} of shape {tuple(ids.shape)}"
         raise SchemaError(explain("index", "a vector of int64", got, "Pass batch['index']."))
-    # An empty tensor may have arbitrary strides, which the native core rejects.
+    # An empty tensor is replaced, because the native core rejects the arbitrary strides that it may have.
     return ids.contiguous() if len(ids) else ids.new_empty(0)
 
 

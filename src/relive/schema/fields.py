@@ -93,7 +93,7 @@ class Carry(Field):
     """A field that sequences return only at their start: the hidden state of a recurrent policy."""
 
     def settings(self) -> list[Any]:
-        # The file format has the number of steps between two stored states, which is always 1.
+        # Files contain the number of steps between two stored states, which is always 1.
         return [1]
 
     @classmethod

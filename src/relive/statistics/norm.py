@@ -174,7 +174,7 @@ class RunningNorm(Accumulator):
             # Native counters change the moments without deleting the cached fit, so the numbers of rows are compared.
             count = float(tensors["count"]) if self._counters is not None else None
             if fit is None or fit.num_rows != count or fit.mean.dtype is not dtype:
-                # A fit that is computed in inference mode is also used in training, so its tensors are normal ones.
+                # The fit is computed outside inference mode, because training uses the cached fit too.
                 with torch.inference_mode(False):
                     mean = tensors["mean"].to(dtype, copy=True)
                     scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)

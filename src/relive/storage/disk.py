@@ -342,7 +342,7 @@ class DiskAllocator(Allocator):
         is_late = time.monotonic() > self._deadline
         if self._rows_left >= 0 and not is_late:
             return
-        # The count assumes that every step ended an episode, so the true number of new rows is read from the heads.
+        # `_rows_left` assumes that every step ended an episode, so the true number of new rows is read from the heads.
         num_rows = int((self._owner.head - self._committed_head).max())
         if is_late or num_rows + max_new_rows > self._max_rows:
             self._commit(max_new_rows, is_closed=False)
