@@ -182,7 +182,7 @@ public:
         store_all_checksums(memory_);
     }
 
-    // Set out[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0.
+    // Set out[slot] to 1 if its row is in [since[env], until[env]) and differs from its checksums, else to 0.
     void find_broken(nb::handle since, nb::handle until, nb::handle out) const {
         const auto* first = read_memory<const int64_t>(since, kInt64, memory_.ring.envs, "since");
         const auto* end = read_memory<const int64_t>(until, kInt64, memory_.ring.envs, "until");
@@ -238,7 +238,7 @@ public:
         return memory_.ring.holds(in.as<int64_t>(), expected, in.shape[0]);
     }
 
-    // Request the pages of these rows at once, if recent batches waited for the disk. For files larger than memory.
+    // Request the pages of these rows at once, if recent batches waited for the disk, as with files larger than memory.
     void fetch(nb::handle slots) {
         const Array in = read_slots(slots, memory_, -1);
         if (!requests_.expects_waits()) return;
@@ -484,7 +484,7 @@ public:
     // Complete the rewrite that a killed process left in the journal, if any.
     void finish() { finish_write_back(memory_); }
 
-    // Set out[slot] = 1 if the rewritable leaves of a transition differ from their checksum, otherwise 0.
+    // Set out[slot] to 1 if it holds a transition whose rewritable leaves differ from their checksum, else to 0.
     void find_torn(nb::handle out) const {
         auto* torn = read_memory<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
         MaybeReleased released(kReleaseBytes);

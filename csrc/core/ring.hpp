@@ -298,7 +298,7 @@ struct Frames {
     int64_t k = 1;
     int64_t outer = 1;
     int64_t inner = 0;  // in bytes
-    // Whether frames before an episode's first frame repeat that frame; otherwise they are zeros.
+    // Whether frames before an episode's first frame repeat the first frame, instead of being zeros.
     bool repeat = true;
 
     int64_t frame_bytes() const { return outer * inner; }

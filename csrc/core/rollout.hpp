@@ -109,7 +109,7 @@ struct Sequences {
     std::vector<RowRun> runs;
     int64_t longest = 0;
 
-    // Split consecutive steps into sequences and add these.
+    // Split consecutive steps into sequences, and add the sequences.
     void add_run(const int64_t* rows, int64_t steps, const SequenceSpec& spec) {
         if (steps == 0) return;
         const int64_t length = spec.length ? spec.length : steps;

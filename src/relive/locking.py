@@ -64,7 +64,8 @@ class ClosedLock:
 class GuardedLock:
     """Re-entrant lock that calls `guard` when it is acquired.
 
-    Python version of `kernels.guarded_lock`; a signal can interrupt its methods, unlike those of the native lock.
+    Python version of `kernels.guarded_lock`; a signal can interrupt its methods, but not the methods of the native
+    lock.
     """
 
     def __init__(self, guard: Callable[[], object]) -> None:
@@ -86,7 +87,7 @@ def complete(change: Callable[[], object]) -> None:
     """Call `change`. If a signal handler raises during the call, repeat the call and then raise the exception.
 
     `change` must be idempotent: it assigns values that were computed before. The native version completes the change
-    under any number of signals, this one under two.
+    under any number of signals, this Python version under two.
     """
     try:
         change()

@@ -336,7 +336,7 @@ def _fill_piece(
 ) -> memoryview:
     """Read the next bytes of a segment into the slots `piece` of a column [slots · N, …], and return them.
 
-    If there is a mask `is_kept`, other rows are not stored.
+    Rows outside the mask `is_kept`, if there is one, are read but not stored.
     """
     is_slice = isinstance(piece, slice)
     size = piece.stop - piece.start if is_slice else len(piece)

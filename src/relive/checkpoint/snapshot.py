@@ -219,7 +219,7 @@ class Rows:
 
     @property
     def rows_per_piece(self) -> int:
-        """Maximum number of rows of a piece."""
+        """Maximum number of rows that one index of `slot_pieces` selects."""
         max_row_bytes = max(column[0, 0].nbytes for column in self.columns.values())
         return max(_COPY_BYTES // max(max_row_bytes, 1), 1)
 

@@ -248,7 +248,7 @@ class _TorchTree:
         return worst
 
     def _recompute_sums(self, blocks: torch.Tensor) -> None:
-        """Recompute the sums of these blocks. A repeated block is written twice with the same number."""
+        """Recompute the sums of `blocks`. The sum of a repeated block is written twice with the same number."""
         rows = self._rows.index_select(0, blocks)
         self._sums.index_copy_(0, blocks, (rows * self._scales).sum(2))
 

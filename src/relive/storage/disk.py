@@ -548,7 +548,7 @@ def is_disk_memory(root: Path) -> bool:
 
 
 def _has_disk_format(files: Files) -> bool:
-    """Whether a folder has a file FORMAT; raise unless its contents are those of disk memory."""
+    """Whether a folder has a file FORMAT; raise if the file does not declare disk memory."""
     try:
         contents = files.contents(FORMAT, MAX_FIRST_LINE_BYTES)
     except FileNotFoundError:

@@ -163,7 +163,7 @@ class Files:
                 raise OSError(error, os.strerror(error))
 
     def sync_data(self, file: int) -> None:
-        """Wait until all bytes of a file, including those written through a mapping, are on the disk."""
+        """Wait until all bytes of a file, including bytes written through a mapping, are on the disk."""
         os.fdatasync(file)
 
     def overwrite(self, file: int, data: bytes) -> None:

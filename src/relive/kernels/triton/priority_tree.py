@@ -178,9 +178,10 @@ def check_priorities_kernel(
 ):  # fmt: skip
     """Check priorities, compute leaves and masses, and stamp each leaf with its last position in `index`.
 
-    `index` are leaves, or with BY_ID the ids of rows. The mass is (priority + eps)^alpha with TRANSFORMS, otherwise the
-    priority. Leaves and ids of -1 and overwritten rows are counted in `stale`. Invalid priorities and ids that were
-    never issued are skipped and counted in `faults`. `largest` holds the bits of a float64, which sort like the float.
+    `index` are leaves, or with BY_ID the ids of rows. The mass is (priority + eps)^alpha with TRANSFORMS, and the
+    priority without. Leaves and ids of -1 and overwritten rows are counted in `stale`. Invalid priorities and ids that
+    were never issued are skipped and counted in `faults`. `largest` holds the bits of a float64, which sort like the
+    float.
     """
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < count
