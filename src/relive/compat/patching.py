@@ -48,7 +48,7 @@ ORIGINALS = {
         "embodichain", ("0.3",),
         (
             "learning.rl.buffer.standard_buffer", "learning.rl.buffer.utils", "learning.rl.algo.common",
-            # Releases before 0.2.3 have the modules below.
+            # The modules below are for releases before 0.2.3, which have these paths.
             "agents.rl.buffer.standard_buffer", "agents.rl.buffer.rollout_buffer", "agents.rl.buffer.utils",
             "agents.rl.algo.common",
         ),

@@ -91,7 +91,7 @@ class _BatchQueue:
         self._sampling_permits.put(None)
         batch = None if self.is_closed else self._batches.get()
         if batch is None:
-            # The end marker is put back for other threads that wait in `get`.
+            # The end marker is put back, because other threads may wait for it in `get`.
             self._batches.put(None)
             raise StopIteration
         if isinstance(batch, BaseException):
@@ -112,7 +112,7 @@ class _BatchQueue:
                 with stream:
                     batch = self._source.sample(self._batch_size, self._view, device=self._device)
             except BaseException as error:
-                # The error is raised in the thread that waits for the next batch.
+                # The error is queued like a batch, and raised in the thread that waits for the next batch.
                 with self._lock:
                     self._worker = None
                     self._batches.put(error)

@@ -172,7 +172,7 @@ class _ColumnPlan:
             is_end = np.zeros(len(episode), bool)
             for _, flag in iter_leaves((), self.to_fields(flags)):
                 is_end |= flag
-            # An episode ends where its number changes or a flag is set; if both happen at one step, that is one end.
+            # An episode ends where its number changes or a flag is set; both at one step count as one end.
             changes = np.diff(episode, prepend=episode[0] if last_episode is None else last_episode) != 0
             follows_end = np.concatenate([[was_end], is_end[:-1]])
             num_ends += int(is_end.sum()) + int((changes & ~follows_end).sum())

@@ -91,7 +91,7 @@ def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes:
         if num_values != chunk.num_values or is_page_forged:
             raise dataset_error(where, f"{chunk.num_values:,} values", f"pages of {num_values:,}")
         max_bytes = max(max_bytes, _BYTES_PER_NUMBER.get(column_info.physical_type, largest_page))
-        # In the worst case, the list in the first row contains all numbers of the row group.
+        # In the worst case, the list in the first row contains all numbers of the row group, so all are counted here.
         list_bytes = max_bytes * num_values if column_info.max_repetition_level else 0
         for needed_bytes, limit in (
             (largest_page, decode_budget(nbytes) // 2),
@@ -188,7 +188,7 @@ class _Video:
 
     def _decode(self) -> Iterator[tuple[float, Any]]:
         av = import_extra("av", "lerobot", "PyAV")
-        # With a file object and a fixed format, FFmpeg opens no other file.
+        # The file is opened as a file object with a fixed format, so that FFmpeg opens no other file.
         with (
             wrap_errors(self._where, "a video that can be read"),
             self._path.open("rb") as file,
@@ -267,7 +267,7 @@ def _parse_feature(where: str, description: Any) -> _Feature:
     if kind not in (*_NUMBER_DTYPES, "string"):
         expected = f"one of the dtypes image, video, string, {', '.join(_NUMBER_DTYPES)}"
         raise dataset_error(where, expected, reprlib.repr(kind))
-    # LeRobot stores single numbers with shape (1,) too, and only vectors have names.
+    # LeRobot stores single numbers with shape (1,) too, but without names, so shape (1,) needs names to be a vector.
     return _Feature(kind, () if shape == (1,) and not names else shape)
 
 
@@ -424,7 +424,7 @@ class _DatasetSource(RowSource):
 def _to_numbers(where: str, values: Any, feature: _Feature) -> np.ndarray:
     """Convert an Arrow column of numbers or nested lists to an array [K, …]."""
     types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
-    # An Arrow extension type wraps its values in `storage`.
+    # An Arrow extension type wraps its values in `storage`, so the values are unwrapped here.
     count, flat = len(values), getattr(values, "storage", values)
     while True:
         if flat.null_count:
@@ -534,7 +534,7 @@ def _arrow_array(rows: np.ndarray) -> Any:
         paths = pyarrow.nulls(len(rows), pyarrow.string())
         return pyarrow.StructArray.from_arrays([png_images, paths], ["bytes", "path"])
     values = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
-    # LeRobot stores a vector of length 1 as a single number.
+    # LeRobot stores a vector of length 1 as a single number, so it gets no list.
     if inner == (1,):
         return values
     if len(inner) == 1:

@@ -230,7 +230,7 @@ def _make_buffer(
     first = next(read_episodes(dataset, infos), None)
     if first is None:
         raise dataset_error("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes.")
-    # The final observation of an episode is stored in an additional row.
+    # The final observation of an episode takes an additional row, so each episode adds one row to the capacity.
     rows = dataset.total_steps + dataset.total_episodes
     obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
     leaves = [leaf for tree in (obs, action, info) for _, leaf in iter_leaves((), tree)]

@@ -205,7 +205,7 @@ def _read_decoded_size(codec: str, body: Any) -> int:
     size = bytes(body[5 + (1 - is_single_segment) + dictionary_bytes :][:width])
     if not width or len(size) < width:
         raise ValueError("a frame without its size")
-    # zstd subtracts 256 from a size that it stores in two bytes.
+    # zstd subtracts 256 from a size that it stores in two bytes, so 256 is added again.
     return int.from_bytes(size, "little") + (256 if width == 2 else 0)
 
 

@@ -82,7 +82,7 @@ class ServicePlan:
         if not isinstance(self.sampler, Uniform | Prioritized):
             remedy = "Pass one of these: other samplers cannot be split across shards."
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
-        # A buffer on the meta device checks the other arguments without allocating memory.
+        # A buffer is made on the meta device, to check the other arguments without allocating memory.
         self._make_replay_buffer(self.capacity, self.num_envs, self.sampler, "meta")
 
     def _make_replay_buffer(

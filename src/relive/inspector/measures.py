@@ -58,7 +58,7 @@ def measure(source: ReportSource) -> Measurements:
     steps = None
     if rewards and source.length:
         whole_columns = {path: np.concatenate(blocks) for path, blocks in step_columns.items()}
-        # Rewards of several agents are summed, as in EpisodeStats.
+        # Rewards of several agents are summed, so that returns equal the returns of EpisodeStats.
         reward = sum((whole_columns[path].sum(1) for path in rewards), np.zeros(1))
         steps = StepColumns(reward, *(whole_columns[path][:, 0] != 0 for path in _FLAGS))
     returns, ends = _episode_outcomes(source.episodes, steps)

@@ -59,7 +59,7 @@ def encode_png(picture: np.ndarray) -> bytes:
 
     height, width = picture.shape[:2]
     color = 2 if picture.ndim == 3 else 0
-    # Each line begins with the number of its filter; 0 means unfiltered.
+    # Each line begins with the number of its filter, which stays 0 because no line is filtered.
     lines = np.zeros((height, 1 + picture[0].size), np.uint8)
     lines[:, 1:] = picture.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)

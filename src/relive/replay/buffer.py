@@ -407,7 +407,7 @@ class ReplayBuffer(StateDictMixin):
             return assemble(leaves, leaves[INDEX].shape)
         reserved_batch = reader.reserve_batch(count)
         slots, weight = self.sampler.choose(count)
-        # At the end of an epoch the sampler may choose fewer rows than were reserved.
+        # The sampler may choose fewer rows than requested at the end of an epoch, so they get memory of their own.
         if len(slots) != count:
             reserved_batch = reader.reserve_batch(len(slots))
         return reader.fill_batch(reserved_batch, slots, weight)
@@ -528,7 +528,7 @@ class ReplayBuffer(StateDictMixin):
             reader, finish = self._get_reader(view)
             ids = convert_row_ids(index, self.device)
             slots = self.storage.locate(ids)
-            # Computing the minimum takes half the time of (slots < 0).any().
+            # The test uses the minimum, because computing it takes half the time of `(slots < 0).any()`.
             if len(slots) and int(slots.min()) < 0:
                 stale_id = int(ids[slots < 0][0])
                 raise IndexError(explain("index", "stored rows", f"{stale_id}, which was overwritten", "Sample again."))

@@ -66,9 +66,9 @@ def write_back(
     """
     padded = padded or len(ids_shape) == 2
     values = convert_rows(backend, ids_shape, leaves)
-    # Ids are resolved after the conversion, which may run a caller's code that adds rows.
+    # Ids are resolved after the conversion, because the conversion may run a caller's code that adds rows.
     slots = resolve_ids(backend, ids, padded=padded)
-    # An empty tensor may have arbitrary strides, which the native core rejects.
+    # Empty slots are not passed on, because an empty tensor may have arbitrary strides, which the native core rejects.
     if len(slots):
         backend.rewrite(slots, values)
     num_skipped = _count_true(slots < 0)

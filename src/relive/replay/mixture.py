@@ -169,7 +169,7 @@ class Mixture:
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         updates = [(buffer, source == i) for i, buffer in enumerate(buffers) if is_prioritized[i]]
-        # `locate` raises for ids that were never issued, before any buffer is changed.
+        # `locate` raises for ids that were never issued, so these raise before any buffer is changed.
         for buffer, is_own in updates:
             buffer.storage.locate(rows[is_own])
         return sum(buffer.update_priority(rows[is_own], values[is_own]) for buffer, is_own in updates)

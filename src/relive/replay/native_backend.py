@@ -235,7 +235,7 @@ class NativeReader(PlanReader):
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        # `zip(strict=True)` would double the time of this loop.
+        # `zip` has no `strict=True` here, because it would double the time of this loop.
         return dict(zip(self.plan.paths, self._core.read(slots)))  # noqa: B905
 
     def sample(self, count: int, random: Randomness) -> lazy.TensorDict | None:

@@ -187,7 +187,7 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         damaged = backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
         if damaged.any():
             ring.drop_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
-    # Rows that were rewritten after the commit may have reached the disk only in part.
+    # Rows that were rewritten after the commit may have reached the disk only in part, so torn rows are excluded.
     backend.discard_unfinished_rewrite()
     ring.exclude(backend.find_torn_rows())
     ring.journal.zero_()

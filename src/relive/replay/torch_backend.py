@@ -214,7 +214,7 @@ class TorchBackend(DeviceBackend):
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Return the index entries of these slots if the last draw returned these slots; None otherwise."""
-        # A sampler that changes the slots of the draw in place increases torch's counter of writes.
+        # A sampler that changes the slots in place increases torch's counter of writes, so the entries are not used.
         if self._last_draw is None or self._last_draw[0] is not slots or self._num_writes(slots) != self._last_draw[2]:
             return None
         return self._last_draw[1]
@@ -486,7 +486,7 @@ class TorchWriter:
         if reset is None:
             self._defer(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
-            # Reset rows get the kind FINAL, which is TRANSITION + 1.
+            # Reset rows get the kind FINAL, which is TRANSITION + 1, so the flag is added to TRANSITION.
             self._defer(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
             # A pending row that starts an episode keeps its flag `first` when the step overwrites it.
             is_start |= self._first.index_select(0, slots)
@@ -510,7 +510,7 @@ class TorchWriter:
             self._defer(torch.add, head, 1, out=self._head)
             self._defer(self._open.fill_, True)
         else:
-            # Where an episode ends, the kind is FINAL, which is PENDING - 1.
+            # Where an episode ends, the kind is FINAL, which is PENDING - 1, so the flag is subtracted from PENDING.
             self._defer(self._kind.index_copy_, 0, slots, PENDING - is_end.view(torch.uint8))
             self._defer(torch.add, head + 1, is_end, out=self._head)
             self._defer(torch.logical_not, is_end, out=self._open)
@@ -561,6 +561,6 @@ def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers of a host tensor are finite."""
-    # For few numbers, numpy is faster than torch.
+    # Values on the CPU are checked by numpy, which is faster than torch for few numbers.
     array = numpy_view(tensor)
     return bool(tensor.isfinite().all() if array is None else np.isfinite(array).all())

@@ -136,7 +136,7 @@ class TorchReader(PlanReader):
         batch: Leaves = {INDEX: ids, MASK: is_step}
         for group, leaves in self._windows.items():
             if group.anchor is Anchor.NEXT:
-                # For slot -1 an arbitrary row is read, which is then set to zero.
+                # Slot -1 reads an arbitrary row, so the values read for it are set to zero below.
                 read = backend.read_leaves(ring.shift(flat), tuple(leaves))
                 has_no_slot = flat < 0
                 for leaf in read:
@@ -148,7 +148,7 @@ class TorchReader(PlanReader):
         for leaves in self._items.values():
             batch |= zip(leaves.values(), backend.read_leaves(windows[:, 0].contiguous(), tuple(leaves)), strict=True)
         is_drawn_or_later = (windows == slots.unsqueeze(1)).cummax(1).values
-        # For slot -1 indexing reads the last slot, which `is_step` masks.
+        # Slot -1 reads the flag of the last slot, so `is_step` masks it.
         batch |= {TRAIN: is_step & is_drawn_or_later, IS_FIRST: ring.first.view(-1)[windows] & is_step}
         if plan.step_index:
             batch[STEP_INDEX] = torch.where(is_step, ring.ids_at(flat).view(windows.shape), -1)

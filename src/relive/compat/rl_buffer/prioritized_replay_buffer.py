@@ -94,7 +94,7 @@ class RowTree(SumTree):
         self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
         sampler: Any = core.sampler
         sums[first : first + self.capacity] = sampler.masses().cpu()
-        # Compute the sums level by level, from the leaves to the root.
+        # The sums are computed level by level, from the leaves to the root.
         while first > 1:
             first //= 2
             sums[first : 2 * first] = sums[2 * first : 4 * first].reshape(-1, 2).sum(1)

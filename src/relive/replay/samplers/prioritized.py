@@ -233,7 +233,7 @@ class Prioritized(Sampler):
         return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
     def own_arrays(self) -> tuple[torch.Tensor, ...]:
-        # The base method reads `state`, which would make new tensors in every call.
+        # The base method is not used, because it reads `state`, which makes new tensors in every call.
         return (self.tree.leaves_view(),) if self.is_ours else ()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -365,7 +365,7 @@ class _DevicePrioritized(Prioritized):
         self.tree: Any
         self._numbers = [self.tree.largest, 0]
         if self.normalize == "global":
-            # The first call of `smallest` makes the tree maintain its minima from now on.
+            # `smallest` is called once, because its first call makes the tree maintain its minima from now on.
             self.tree.smallest()
 
     @property

@@ -70,11 +70,11 @@ def convert_dones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
     if tensor.dtype == torch.bool or not tensor.is_cpu:
         return tensor
     if tensor.ndim == 1 and len(tensor) <= _MAX_LIST_LENGTH:
-        # For few numbers, comparing sets is faster than arithmetic of arrays.
+        # A list of few numbers is compared as a set, which is faster than arithmetic of arrays.
         is_valid = _VALID_DONES.issuperset(tensor.tolist())
     else:
         numbers = tensor.numpy()
-        # Only 0 and 1 equal their squares.
+        # Only 0 and 1 equal their squares, so every other number is invalid.
         is_valid = (numbers * numbers == numbers).all()
     if not is_valid:
         number = tensor[tensor * tensor != tensor].flatten()[0].item()
