@@ -158,8 +158,8 @@ private:
     Py_buffer view_;
 };
 
-// An array and the buffer that keeps its memory in place. Tensors and numpy arrays need no buffer: the caller holds a
-// reference, and numpy refuses to resize a referenced array by default.
+// An array and, for objects that were read by the buffer protocol, the `Py_buffer` that keeps the memory in place. Tensors
+// and numpy arrays need none: the caller holds a reference, and numpy refuses to resize a referenced array by default.
 struct Array : ArrayView {
     BufferHold hold;
 };

@@ -235,7 +235,7 @@ public:
         if (length < index_.sequences.longest) refuse("length: expected at least ", index_.sequences.longest, ", got ", length);
     }
 
-    // Read the sequences which[start:stop] into new tensors, in the order of `SequenceReader::plan`.
+    // Return new tensors with the sequences whose numbers are `which[start:stop]`, in the order of `SequenceReader::plan`.
     nb::list take(nb::handle which, int64_t start, int64_t stop) const {
         const Array index = read_index(which);
         if (start < 0 || stop <= start || stop > index.shape[0])

@@ -310,7 +310,7 @@ private:
         if (summary_.scale == TreeScale::kNormal && summary_.tiny != 0 && summary_.root < TreeScale::kTooSmall) {
             sum_all(TreeScale::kTiny);
             if (summary_.root > 0) return;
-            // If the total is zero in the tiny scale too, all leaves are zero.
+            // If the total is zero in the scale for tiny priorities too, all leaves are zero.
             summary_.scale = TreeScale::kNormal;
             summary_.tiny = 0;
         }

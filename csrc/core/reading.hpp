@@ -23,9 +23,9 @@ struct ReadGroup {
     enum class Anchor {
         // Offsets count from the sampled row.
         kRow,
-        // Offsets count from the last of up to n steps, the first of which is the row.
+        // Offsets count from the last step of the n-step window that starts at the row.
         kLast,
-        // Offsets count from the next observation of the last step.
+        // Offsets count from the next observation of that window's last step.
         kNext,
         // The leaf is read at the first step of a packed sequence.
         kFirst,
@@ -305,7 +305,7 @@ private:
         std::vector<int64_t> slots;
         // Consecutive slots as runs, for packed sequences.
         std::vector<SlotRun> runs;
-        // Index of the mask tensor; 0 without a mask.
+        // Position of the group's mask among the tensors of the batch; 0 without a mask.
         size_t mask = 0;
     };
 

@@ -254,7 +254,7 @@ private:
         return resetting[env] ? is_after_end : !(is_after_end && open[env]);
     }
 
-    // State of an environment for the check of its slots.
+    // Numbers of one environment with which `is_valid` checks each of its slots.
     struct Column {
         int64_t newest_slot;
         // Age of the first row since the last clear; the newest row has age 0.

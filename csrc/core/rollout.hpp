@@ -134,7 +134,7 @@ inline Sequences find_sequences(const Flags& flags, const SequenceSpec& spec) {
     Sequences sequences;
     sequences.order.reset(new int64_t[static_cast<size_t>(rows)]);
     sequences.is_first.reset(new bool[static_cast<size_t>(rows + envs)]);
-    // `after[row]` is the flag of the next step, which starts an episode if this step ended one or was a reset.
+    // `after[row]` is the flag `is_first` of the next step: it starts an episode if this step ended one or was a reset.
     bool* after = sequences.is_first.get() + envs;
     for (int64_t env = 0; env < envs; ++env) sequences.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
     for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;

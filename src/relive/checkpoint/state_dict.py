@@ -32,7 +32,7 @@ PackedArrays = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
 
 
 class StateDictMixin:
-    """Adds `state_dict`, `copy.deepcopy` and `pickle` to a `register_buffer` buffer with a lock `_lock`."""
+    """Adds `state_dict`, `copy.deepcopy` and `pickle` to a class with the decorator `register_buffer` and a `_lock`."""
 
     _lock: Any
     config: Callable[[], dict[str, Any]]

@@ -88,7 +88,7 @@ class StepRows:
         self._staged_leaves: set[int] = set()
         self.scores: dict[str, Any] = {}
         """Advantages and returns of the stored steps by the core's names: tensors `[T, N]`, or dicts of them."""
-        self._is_in_core = True
+        self._are_steps_stored = True
 
     def _bind(self) -> None:
         """Make the writer for the current memory; `share_memory_` moves the memory of a tensor."""
@@ -104,7 +104,7 @@ class StepRows:
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step <= self.num_steps:
             remedy = "Set it to 0 to start again, or to the number of rows written directly."
             raise SchemaError(explain("step", f"0 to {self.num_steps}", repr(step), remedy))
-        self._step, self._is_in_core, self.scores = int(step), False, {}
+        self._step, self._are_steps_stored, self.scores = int(step), False, {}
         self._staged_leaves.clear()
 
     @property
@@ -119,16 +119,16 @@ class StepRows:
 
     def clear(self) -> None:
         """Remove the stored steps."""
-        self._step, self._is_in_core, self.scores = 0, False, {}
+        self._step, self._are_steps_stored, self.scores = 0, False, {}
         if self._staged_leaves:
             self._staged_leaves = set()
 
     @property
     def core(self) -> RolloutBuffer:
         """The core rollout buffer, with the stored steps and their scores."""
-        if not self._is_in_core:
+        if not self._are_steps_stored:
             self._core.take_back(self._step)
-            self._is_in_core = True
+            self._are_steps_stored = True
         if self.scores and self._step:
             self._core.attach({name: map_tree(lambda x: x[: self._step], x) for name, x in self.scores.items()})
         return self._core
@@ -152,7 +152,7 @@ class StepRows:
             if misfit >= 0:
                 self._write_leaves(range(len(step_values)), step_values)
         self._step += 1
-        self._is_in_core = False
+        self._are_steps_stored = False
         if self.scores:
             self.scores = {}
 

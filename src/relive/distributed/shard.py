@@ -150,8 +150,8 @@ class Shard(ShardReader):
             path = plan.checkpoint.shard_folder(self._number)
             options = {"device": plan.memory, "sampler": plan.shard_sampler}
             load_folder(path, ReplayBuffer, None, options, accept=self._restore)
-        # The number of this life is saved before ids of this life are issued, so that no later life has the same
-        # number.
+        # Each restart of a shard has a number, which is part of its ids. The number is saved before any such id is
+        # issued, so that no later restart has the same number.
         self.save()
 
     def _restore(self, buffer: Any, snapshot: SnapshotReader) -> None:

@@ -24,7 +24,7 @@ from relive.inspector.text import (
 )
 
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
-_MAX_DIMENSION_ROWS = 16
+_MAX_SHOWN_DIMENSIONS = 16
 """Maximum number of rows in the table of fields for the dimensions of one field."""
 _NARROW_WIDTH = 12
 """Width of a histogram in the table of fields, so that the table fits in 80 columns."""
@@ -99,10 +99,10 @@ def _field_table(fields: list[dict[str, Any]]) -> Table:
     table.add_column("")
     for field in fields:
         _add_row(table, field, field["name"], type_text(field))
-        for part in field["dimensions"][:_MAX_DIMENSION_ROWS] if len(field["dimensions"]) > 1 else ():
+        for part in field["dimensions"][:_MAX_SHOWN_DIMENSIONS] if len(field["dimensions"]) > 1 else ():
             _add_row(table, part, f"  {part['name']}", "")
-        if len(field["dimensions"]) > _MAX_DIMENSION_ROWS:
-            table.add_row(Text(f"  and {len(field['dimensions']) - _MAX_DIMENSION_ROWS} more", "dim"))
+        if len(field["dimensions"]) > _MAX_SHOWN_DIMENSIONS:
+            table.add_row(Text(f"  and {len(field['dimensions']) - _MAX_SHOWN_DIMENSIONS} more", "dim"))
     return table
 
 

@@ -136,7 +136,7 @@ def step_continuity(
 
 
 def stored_continuity(rows: RowStorage) -> ContinuityStats:
-    """Count the continuity of the stored steps. An intended `cut()` cannot be distinguished from other cuts."""
+    """Return the statistics of the stored steps. An intended `cut()` cannot be distinguished from other cuts."""
     ring = rows.ring
     if rows.stores_next_obs:
         return ContinuityStats()

@@ -50,7 +50,7 @@ def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> 
 
 
 def device_faults(rows: RowStorage) -> Iterator[str]:
-    """Yield messages about invalid inputs that a device counted, because an error would have synchronised."""
+    """Yield messages about invalid inputs, which a device only counts: to raise, every call would have to wait."""
     num_invalid = int(rows.num_invalid_stacks) if rows.has_values else 0
     if num_invalid:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."

@@ -86,10 +86,11 @@ ROW, LAST, NEXT, FIRST, SUM = map(Group, Anchor)
 
 @dataclass(frozen=True, eq=False)
 class ReadPlan:
-    """The leaves of a batch, each read at the positions of its group.
+    """The leaves of a batch. Each leaf belongs to a `Group`, which defines the positions around the drawn row to read.
 
-    A batch also has "index" [B], the ids of the drawn rows, the masks of its groups, and "discount" if n > 0. Packed
-    sequences have "train", the steps from the drawn row on, and "is_first", the steps that start an episode.
+    A batch also has "index" [B] (the ids of the drawn rows), the masks of the groups, and "discount" if rewards are
+    summed over `n` steps. Packed sequences have "train", the steps from the drawn row on, and "is_first", the steps
+    that start an episode.
     """
 
     reads: tuple[LeafRead, ...]

@@ -279,7 +279,7 @@ class Ring:
         self.count.copy_((kind == TRANSITION).sum(0))
 
     def exclude(self, is_torn: torch.Tensor) -> None:
-        """Make the rows in a mask [S, N] history: never drawn, but kept as next observations of other rows."""
+        """Exclude the rows in a mask [slots, N] from draws; they stay as the next observations of other rows."""
         self.kind.copy_(torch.where(is_torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
 

@@ -213,7 +213,7 @@ class TorchBackend(DeviceBackend):
         return self.ring.ids_at(slots) if entries is None else entries[-1]
 
     def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return the index entries of these slots if the last draw returned these slots; None otherwise."""
+        """Return the uniform index's entries for these slots if the last draw returned the slots, else None."""
         # A sampler that changes the slots in place increases torch's counter of writes, so the entries are not used.
         if self._last_draw is None or self._last_draw[0] is not slots or self._num_writes(slots) != self._last_draw[2]:
             return None

@@ -110,7 +110,7 @@ class TorchReader(PlanReader):
         return run.gather(0, torch.addcmul(places, shifts_per_missing_step, missing)), missing
 
     def _read_offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
-        """Read the leaves of groups with offsets, and their masks."""
+        """Read the leaves that the plan wants at offsets from the row, and the masks of real offsets."""
         steps, inside = find_nearest_steps(self.plan, extent)
         offset_slots = self._backend.ring.shift(slots.unsqueeze(1), steps)
         zeros = self.plan.layout is Layout.ZEROS

@@ -114,7 +114,7 @@ def out_reader(
 
 SequenceMode = Literal["chunked", "overlap", "every"]
 
-_STRIDES: dict[str, Callable[[int], int]] = {
+_STRIDES_BY_MODE: dict[str, Callable[[int], int]] = {
     "chunked": lambda length: length,
     "overlap": lambda length: max(length // 2, 1),
     "every": lambda _: 1,
@@ -127,8 +127,8 @@ def parse_sequence_spec(
 ) -> SequenceSpec:
     """Return the spec of sequences with these arguments of `RolloutBuffer.sequences`; raise if one is invalid."""
     check_choice("layout", layout, get_args(Layout))
-    check_choice("mode", mode, _STRIDES)
-    stride = 1 if length is None else _STRIDES[mode](check_positive_int("length", length))
+    check_choice("mode", mode, _STRIDES_BY_MODE)
+    stride = 1 if length is None else _STRIDES_BY_MODE[mode](check_positive_int("length", length))
     return SequenceSpec(length, stride, split_episodes, keep_tail)
 
 

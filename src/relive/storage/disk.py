@@ -426,7 +426,7 @@ class DiskAllocator(Allocator):
     def _publish(self) -> None:
         """Create FORMAT, which declares the folder to be disk memory."""
         if _UNPUBLISHED_FORMAT in self._files.names(""):
-            # `_unpublish` has renamed the file FORMAT, so the file gets its name back.
+            # `_unpublish` has given the file `FORMAT` another name, which is undone here.
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
             self._files.write_atomically(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])

@@ -98,7 +98,7 @@ def _require_support() -> None:
 
 
 def _open_file(address: SharedAddress, name: str) -> int:
-    """Open a file of another process, and verify the name of the file, because process numbers are reused."""
+    """Open a file of another process, and verify its name: another process may have got the process number since."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -31,7 +31,7 @@ MAX_ATTEMPTS = tl.constexpr(4096)
 
 @triton.jit
 def _choose_env(count, totals, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.constexpr):
-    """Select an environment for each random number [B], in proportion to its count."""
+    """Select an environment for each random number [B], in proportion to its number of transitions."""
     group = tl.arange(0, GROUPS)
     ends = tl.cumsum(tl.load(totals + group), axis=0)
     point = bits % tl.maximum(tl.max(ends, axis=0), 1)

@@ -120,6 +120,6 @@ def get_newest(head, is_open, env, mask):
 
 @triton.jit
 def get_row(flat, newest, slots, num_envs):
-    """Return the row numbers stored at flat slots, from the newest rows of their environments."""
+    """Return the numbers of the rows at flat slots, computed from the newest row number of each environment."""
     age = (newest - flat // num_envs) % slots
     return newest - tl.where(age < 0, age + slots, age)
