@@ -342,9 +342,9 @@ def _parse_spec(where: str, store: Store, name: str) -> ArraySpec:
     file = ".zarray" if is_v2 else "zarr.json"
     metadata = parse_json(f"{where}/{file}", store.read(f"{name}/{file}", MAX_JSON_BYTES))
     spec = _parse_v2(where, metadata) if is_v2 else _parse_v3(where, metadata)
-    shape, chunks = parse_sizes(f"{where}: shape", spec.shape), parse_sizes(f"{where}: chunks", spec.chunks, 1)
-    if len(shape) != len(chunks) or not shape:
-        raise dataset_error(where, "an axis of steps, and chunks for every axis", f"shape {shape}, chunks {chunks}")
+    if len(spec.shape) != len(spec.chunks) or not spec.shape:
+        got = f"shape {spec.shape}, chunks {spec.chunks}"
+        raise dataset_error(where, "an axis of steps, and chunks for every axis", got)
     if spec.codec is not None and spec.codec not in CODECS:
         raise dataset_error(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(spec.codec))
     if spec.separator not in (".", "/"):
@@ -357,7 +357,7 @@ def _parse_spec(where: str, store: Store, name: str) -> ArraySpec:
             fill_value = fill_value.astype(spec.dtype, casting="unsafe")
     except (TypeError, ValueError, OverflowError):
         raise dataset_error(where, "a number as fill value", reprlib.repr(value)) from None
-    return spec._replace(shape=shape, chunks=chunks, fill_value=fill_value)
+    return spec._replace(fill_value=fill_value)
 
 
 def _parse_v2(where: str, metadata: dict[str, Any]) -> ArraySpec:
@@ -368,7 +368,8 @@ def _parse_v2(where: str, metadata: dict[str, Any]) -> ArraySpec:
         raise dataset_error(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
     codec = codec.get("id", "") if isinstance(codec, dict) else codec
     separator = metadata.get("dimension_separator", ".")
-    return ArraySpec(metadata.get("shape"), dtype, metadata.get("chunks"), None, order, codec, "", separator)  # type: ignore[arg-type]
+    shape, chunks = _parse_extents(where, metadata.get("shape"), metadata.get("chunks"))
+    return ArraySpec(shape, dtype, chunks, None, order, codec, "", separator)
 
 
 def _parse_v3(where: str, metadata: dict[str, Any]) -> ArraySpec:
@@ -390,8 +391,12 @@ def _parse_v3(where: str, metadata: dict[str, Any]) -> ArraySpec:
     codec = compressors[0][0] if compressors else None
     separator = encoding_settings.get("separator", "/" if encoding == "default" else ".")
     chunk_prefix = f"c{separator}" if encoding == "default" else ""
-    chunks = grid_settings.get("chunk_shape")
-    return ArraySpec(metadata.get("shape"), dtype, chunks, None, "C", codec, chunk_prefix, separator)  # type: ignore[arg-type]
+    shape, chunks = _parse_extents(where, metadata.get("shape"), grid_settings.get("chunk_shape"))
+    return ArraySpec(shape, dtype, chunks, None, "C", codec, chunk_prefix, separator)
+
+
+def _parse_extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return parse_sizes(f"{where}: shape", shape), parse_sizes(f"{where}: chunks", chunks, 1)
 
 
 def _parse_dtype(where: str, name: Any, pattern: re.Pattern[str]) -> np.dtype:
