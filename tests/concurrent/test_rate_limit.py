@@ -49,7 +49,7 @@ class TestWaiting:
     def test_the_timeout_error_names_the_side_that_is_ahead(self) -> None:
         limit = rl.RateLimit(buffer(), samples_per_insert=2, min_size=1, tolerance=4, timeout=0)
         add(limit, 3)
-        counts = r"\(3 inserts and 0 samples, at 2 samples per insert\)"
+        counts = r"\(3 inserts and 0 samples, at 2 samples per insert after the first 1\)"
         with pytest.raises(TimeoutError, match=rf"insert: waited .* Inserts are ahead {counts}: sample more\."):
             add(limit)
         limit.sample(6)

@@ -124,7 +124,8 @@ def save(
     if has_other_lineages:
         warnings.warn(
             f"save to {root}: checkpoints of another buffer are there, and stay; this one was written in full, and "
-            f"keep={keep} counts only its own. Use a folder for each buffer; to continue a run, load its newest one.",
+            f"keep={keep} counts only its own. Use a folder for each buffer. After load(number=…) this is expected: "
+            "delete the later checkpoints if you do not need them.",
             stacklevel=3,
         )
     return number

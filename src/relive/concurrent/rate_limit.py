@@ -185,7 +185,8 @@ class RateLimit:
             return f"Sampling begins with {self.min_size} stored transitions, and there are {num_stored}: add more."
         surplus = self.samples_per_insert * (self.inserted - self.min_size) - self.sampled
         counts = (
-            f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
+            f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert "
+            f"after the first {self.min_size}"
         )
         if kind == "insert" and surplus + self.samples_per_insert * rows > self.tolerance:
             # Inserts never wait before `min_size` rows are stored, because sampling cannot begin earlier.

@@ -151,10 +151,11 @@ class RenamedAttribute:
 
     def __init__(self, owner: str, name: str, ours: str) -> None:
         expression = "len(buffer)" if ours == "len" else f"{owner}.{ours}"
-        self._message = explain(owner, expression, name, f"Use {expression} instead.")
+        self._name, self._message = name, explain(owner, expression, name, f"Use {expression} instead.")
+        self.__doc__ = f"Not a part of relive: use {expression}."  # `help` shows it
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(self._message)
+        raise AttributeError(self._message, name=self._name, obj=None)  # without `obj` Python guesses no other name
 
 
 def suggests_methods(cls: C) -> C:
