@@ -25,18 +25,16 @@ from relive.storage.codec import (
     MAX_FIRST_LINE_BYTES,
     MAX_JSON_BYTES,
     ArrayInfo,
-    ArraySource,
     Node,
+    SnapshotReader,
     add_checksum,
     arrays_from_json,
     arrays_in_file,
     arrays_to_json,
-    choose_reader,
     folder_format,
     from_json,
-    parse_folder_format,
-    parse_format,
     require_first_line,
+    require_folder_format,
     to_json,
 )  # fmt: skip
 from relive.storage.files import FOLDERS, Files, convert_read_errors, is_read_error, make_read_error
@@ -104,12 +102,13 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
     return {"name": file.name, "arrays": arrays_to_json(file.arrays), "checksums": list(file.checksums)}
 
 
-def _parse_format_1(where: str, data: bytes, number: int) -> Manifest:
+def parse_manifest(where: str, data: bytes, number: int) -> Manifest:
+    """Parse an untrusted manifest, the inverse of `dump_manifest`."""
     first_line, _, body = data.partition(b"\n")
     require_first_line(where, first_line, crc32(body), len(data))
-    document, version = from_json(where, body), parse_format(where, first_line)
-    if document.entry("format").integer() != version:
-        expected = f"{version}, as its first line says (bytes 0 to {len(first_line)})"
+    document = from_json(where, body)
+    if document.entry("format").integer() != FORMAT:
+        expected = f"{FORMAT}, as its first line says (bytes 0 to {len(first_line)})"
         raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
         raise document.entry("number").error(f"{number}, the number in the file name")
@@ -125,10 +124,6 @@ def _parse_format_1(where: str, data: bytes, number: int) -> Manifest:
         _file_from_json(document.entry("state")),
         segments,
     )
-
-
-READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _parse_format_1}
-"""Parser of the manifests of each format: `parse(where, data, number)`."""
 
 
 def _file_from_json(node: Node) -> FileInfo:
@@ -186,7 +181,7 @@ class Archive:
             with self.files.hold_lock(exclusive=True):
                 summaries = self._read_summaries(check_newest)
                 self._remove_saved("tmp", set())
-                if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
+                if "FORMAT" not in self.files.names(""):
                     self._write_atomically("FORMAT", [folder_format("checkpoint")])
                 try:
                     yield summaries
@@ -378,8 +373,8 @@ class Archive:
         except OSError as error:
             raise make_read_error(str(self.root), error) from error
 
-    def _require_format(self) -> int:
-        return parse_folder_format(self.files.contents("FORMAT", MAX_FIRST_LINE_BYTES), "checkpoint", READERS)
+    def _require_format(self) -> None:
+        require_folder_format(self.files.contents("FORMAT", MAX_FIRST_LINE_BYTES), "checkpoint")
 
     def manifest(self, number: int) -> Manifest:
         """Read and verify a manifest, but not the files that it lists."""
@@ -399,8 +394,7 @@ class Archive:
             raise CorruptCheckpoint(
                 explain(place, f"at most {MAX_JSON_BYTES} bytes", "a longer file", "Copy it again.")
             )
-        version = parse_format(name, data.partition(b"\n")[0])
-        return choose_reader(name, version, READERS)(name, data, number)
+        return parse_manifest(name, data, number)
 
     def exists(self, number: int) -> bool:
         """Whether a manifest with this number exists, valid or not."""
@@ -423,8 +417,9 @@ class Archive:
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
-    def state_arrays(self, file: FileInfo) -> ArraySource:
-        """Return the arrays of a state file. Each is read and verified when it is requested."""
+    def read_state(self, manifest: Manifest) -> SnapshotReader:
+        """Return a reader of the state of a checkpoint."""
+        file, where = manifest.state, manifest_file(manifest.number)
         name = f"state/{file.name}"
         # Index and bytes of the last chunk, which is kept because most arrays are smaller than a chunk.
         cached_chunk = -1, b""
@@ -443,7 +438,8 @@ class Archive:
                 target[: len(piece)] = piece
                 target, offset = target[len(piece) :], offset + len(piece)
 
-        return arrays_in_file(name, file.arrays, fill)
+        values, config = Node(f"{where}: values", manifest.values), Node(f"{where}: config", manifest.config)
+        return arrays_in_file(name, file.arrays, fill, values, config)
 
     @contextmanager
     def open_segment(self, file: FileInfo) -> Iterator[SegmentReader]:

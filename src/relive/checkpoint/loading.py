@@ -20,7 +20,7 @@ from relive import lazy
 from relive.checkpoint.archive import Archive, FileInfo, Manifest, SegmentReader, manifest_file
 from relive.checkpoint.progress import show_progress
 from relive.checkpoint.saving import PreviousSave, Segment, remember
-from relive.checkpoint.snapshot import BUFFER_CLASSES, MAX_NOTE_BYTES, Rows, SnapshotReader
+from relive.checkpoint.snapshot import BUFFER_CLASSES, MAX_NOTE_BYTES, Rows
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -33,7 +33,7 @@ from relive.schema.checks import check_available
 from relive.schema.conversion import as_indexable
 from relive.storage import Memory
 from relive.storage.allocator import request_large_pages
-from relive.storage.codec import Node, array_info, require_bool_bytes, writable_memory
+from relive.storage.codec import Node, SnapshotReader, array_info, require_bool_bytes, writable_memory
 from relive.storage.disk import is_disk_memory
 from relive.storage.files import Files, is_read_error
 
@@ -177,8 +177,7 @@ def _restore(
         if manifest.kind not in BUFFER_CLASSES:
             remedy = "Load it with the version of relive that saved it."
             raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(BUFFER_CLASSES)}", manifest.kind, remedy))
-        values, config = Node(f"{where}: values", manifest.values), Node(f"{where}: config", manifest.config)
-        saved = SnapshotReader(archive.state_arrays(manifest.state), values, config)
+        saved = archive.read_state(manifest)
         saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
         if options["device"] is not None:
             check_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from relive.checkpoint.snapshot import Rows, Snapshot, SnapshotReader, State
+from relive.checkpoint.snapshot import Rows, Snapshot, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
 from relive.schema.conversion import alias_memory
 from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage import Memory
-from relive.storage.codec import Arrays, Node, arrays_in_memory, tensor_bytes, writable_memory
+from relive.storage.codec import Arrays, Node, SnapshotReader, arrays_in_memory, tensor_bytes, writable_memory
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
@@ -151,7 +151,7 @@ def _fill(snapshot: Snapshot, buffer: Any) -> None:
     saved = snapshot.reader()
     buffer.load_state(saved)
     saved.finish(type(buffer).__name__)
-    rows = SnapshotReader(arrays_in_memory("state", snapshot.columns), Node("rows", {}), saved.config)
+    rows = arrays_in_memory("state", snapshot.columns, Node("rows", {}), saved.config)
     rows.copy_into(Snapshot.of(buffer).columns)
     rows.finish(f"{type(buffer).__name__}'s rows")
 
