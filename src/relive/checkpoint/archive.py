@@ -73,9 +73,10 @@ class Manifest:
     segments: tuple[FileInfo, ...]
 
     @property
-    def files(self) -> list[str]:
-        """Names of all files of the checkpoint, relative to the root."""
-        return [f"state/{self.state.name}", *(f"segments/{file.name}" for file in self.segments)]
+    def files(self) -> dict[str, int]:
+        """Sizes of all files of the checkpoint, by their names relative to the root."""
+        segments = {f"segments/{file.name}": file.nbytes for file in self.segments}
+        return {f"state/{self.state.name}": self.state.nbytes, **segments}
 
 
 def manifest_file(number: int) -> str:
@@ -142,6 +143,7 @@ _MAX_LISTED_NUMBERS = 64
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
 _MANIFEST_PATTERN = re.compile(rf"{_NUMBER}\.json")
 _SAVED_FILE_PATTERNS = {
+    "manifests": _MANIFEST_PATTERN,
     "tmp": re.compile(rf"FORMAT|manifests-{_NUMBER}\.json|segments-{_NUMBER}-[0-9]+\.bin|state-{_NUMBER}\.bin"),
     "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
     "state": re.compile(rf"{_NUMBER}\.bin"),
@@ -153,8 +155,8 @@ class ManifestSummary(NamedTuple):
     """Lineage and files of a checkpoint. They take less memory than its manifest."""
 
     lineage: str
-    files: list[str]
-    """Names of all files of the checkpoint, relative to the root."""
+    files: dict[str, int]
+    """See `Manifest.files`."""
 
 
 class Archive:
@@ -225,11 +227,14 @@ class Archive:
             got = f"{next(name for name in names if name != 'tmp/FORMAT')!r} in it"
             raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
 
-    def _remove_saved(self, folder: str, needed_names: set[str]) -> None:
-        """Remove the files that saves have written in a folder, except `needed_names`."""
-        for name in self.files.regular_names(folder):
-            if _SAVED_FILE_PATTERNS[folder].fullmatch(name) and f"{folder}/{name}" not in needed_names:
-                self.files.remove(f"{folder}/{name}")
+    def _remove_saved(self, folder: str, needed_names: set[str]) -> bool:
+        """Remove files that saves have written in a folder, except `needed_names`; return whether there were any."""
+        pattern = _SAVED_FILE_PATTERNS[folder]
+        names = (f"{folder}/{name}" for name in self.files.regular_names(folder) if pattern.fullmatch(name))
+        unneeded_names = [name for name in names if name not in needed_names]
+        for name in unneeded_names:
+            self.files.remove(name)
+        return bool(unneeded_names)
 
     def _save_error(self, error: OSError, nbytes: int) -> CheckpointError:
         where = f"save to {self.root}"
@@ -250,9 +255,8 @@ class Archive:
         number = max(self.numbers(), default=0) + 1
         if number >= 10**18:
             remedy = "Remove the manifest of that number, or save elsewhere."
-            raise CheckpointError(
-                explain(f"save to {self.root}", "checkpoint numbers of at most 18 digits", number, remedy)
-            )
+            expected = "checkpoint numbers of at most 18 digits"
+            raise CheckpointError(explain(f"save to {self.root}", expected, number, remedy))
         return number
 
     def size(self, number: int) -> int:
@@ -283,10 +287,8 @@ class Archive:
         """Write the manifest of a checkpoint whose files are complete."""
         data = dump_manifest(manifest)
         if len(data) > MAX_JSON_BYTES:
-            remedy = "Declare fewer fields, or save less often."
-            raise CheckpointError(
-                explain(manifest_file(manifest.number), f"at most {MAX_JSON_BYTES} bytes", len(data), remedy)
-            )
+            where, remedy = manifest_file(manifest.number), "Declare fewer fields, or save less often."
+            raise CheckpointError(explain(where, f"at most {MAX_JSON_BYTES} bytes", len(data), remedy))
         for folder in ("segments", "state"):
             self.files.sync_folder(folder)
         try:
@@ -308,24 +310,15 @@ class Archive:
             # If a manifest without a summary is valid now, it could not be read before: its files must not be removed.
             if any(map(self._is_valid, unread_numbers)):
                 return
-            lineage_numbers = [
-                number
-                for number in numbers[::-1]
-                if number not in unread_numbers and summaries[number].lineage == lineage
-            ]
-            removed_numbers = unread_numbers | set(lineage_numbers) - set(
-                islice(filter(self._is_valid, lineage_numbers), keep)
-            )
+            own_numbers = [n for n in numbers[::-1] if n in summaries and summaries[n].lineage == lineage]
+            kept_numbers = set(islice(filter(self._is_valid, own_numbers), keep))
             needed_names = {
-                name for number in summaries if number not in removed_numbers for name in summaries[number].files
+                name
+                for number, summary in summaries.items()
+                if number in kept_numbers or summary.lineage != lineage
+                for name in (manifest_file(number), *summary.files)
             }
-            matches = {name: _MANIFEST_PATTERN.fullmatch(name) for name in self.files.regular_names("manifests")}
-            removed_names = [
-                name for name, match in matches.items() if match is not None and int(match[1]) in removed_numbers
-            ]
-            for name in removed_names:
-                self.files.remove(f"manifests/{name}")
-            if removed_names:
+            if self._remove_saved("manifests", needed_names):
                 self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
                 self._remove_saved(folder, needed_names)
@@ -334,7 +327,7 @@ class Archive:
 
     def _is_valid(self, number: int) -> bool:
         try:
-            self.require_files(self.manifest(number))
+            self.require_files(self.manifest(number).files)
         except CheckpointError as error:
             # The caller must not remove a checkpoint that a failing disk could not read.
             if is_read_error(error) and error.__cause__ is not None:
@@ -363,13 +356,11 @@ class Archive:
                 yield
         except FileNotFoundError:
             if self.numbers():
-                raise CorruptCheckpoint(
-                    explain("FORMAT", "a file of this name", "no file", "Copy the folder again.")
-                ) from None
+                text = explain("FORMAT", "a file of this name", "no file", "Copy the folder again.")
+                raise CorruptCheckpoint(text) from None
             remedy = "Save a buffer there first, or pass the right folder."
-            raise NoCheckpoint(
-                explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
-            ) from None
+            text = explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
+            raise NoCheckpoint(text) from None
         except OSError as error:
             raise make_read_error(str(self.root), error) from error
 
@@ -390,10 +381,8 @@ class Archive:
         except OSError as error:
             raise make_read_error(name, error) from error
         if len(data) > MAX_JSON_BYTES:
-            place = f"{name}, bytes 0 to {MAX_JSON_BYTES}"
-            raise CorruptCheckpoint(
-                explain(place, f"at most {MAX_JSON_BYTES} bytes", "a longer file", "Copy it again.")
-            )
+            place, expected = f"{name}, bytes 0 to {MAX_JSON_BYTES}", f"at most {MAX_JSON_BYTES} bytes"
+            raise CorruptCheckpoint(explain(place, expected, "a longer file", "Copy it again."))
         return parse_manifest(name, data, number)
 
     def exists(self, number: int) -> bool:
@@ -407,15 +396,13 @@ class Archive:
             return True
         return True
 
-    def require_files(self, manifest: Manifest) -> None:
-        """Raise unless all files of a checkpoint exist and have their sizes."""
-        files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
-        for folder, file in files:
-            name = f"{folder}/{file.name}"
+    def require_files(self, sizes: Mapping[str, int]) -> None:
+        """Raise unless files with these names and sizes exist."""
+        for name, nbytes in sizes.items():
             with convert_read_errors(name):
                 size = self.files.size(name)
-            if size != file.nbytes:
-                raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
+            if size != nbytes:
+                raise CorruptCheckpoint(explain(name, f"{nbytes} bytes", size, "Copy the checkpoint again."))
 
     def read_state(self, manifest: Manifest) -> SnapshotReader:
         """Return a reader of the state of a checkpoint."""

@@ -47,37 +47,22 @@ Buffer = TypeVar("Buffer", "ReplayBuffer", "RolloutBuffer", "DistillationBuffer"
 
 @overload
 def load(
-    path: str | PathLike[str],
-    kind: None = None,
-    *,
-    number: int | None = None,
-    device: torch.device | str | Memory | None = None,
-    sampler: lazy.Sampler | None = None,
-    files: type[Files] = Files,
-) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...
+    path: str | PathLike[str], kind: None = None, *, number: int | None = None,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...  # fmt: skip
 
 
 @overload
 def load(
-    path: str | PathLike[str],
-    kind: type[Buffer],
-    *,
-    number: int | None = None,
-    device: torch.device | str | Memory | None = None,
-    sampler: lazy.Sampler | None = None,
-    files: type[Files] = Files,
-) -> Buffer: ...
+    path: str | PathLike[str], kind: type[Buffer], *, number: int | None = None,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+) -> Buffer: ...  # fmt: skip
 
 
 def load(
-    path: str | PathLike[str],
-    kind: Any = None,
-    *,
-    number: int | None = None,
-    device: torch.device | str | Memory | None = None,
-    sampler: lazy.Sampler | None = None,
-    files: type[Files] = Files,
-) -> Any:
+    path: str | PathLike[str], kind: Any = None, *, number: int | None = None,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+) -> Any:  # fmt: skip
     """Load the buffer saved in the folder `path`: the newest valid checkpoint, or the checkpoint `number`.
 
     The loaded buffer continues exactly like the saved one: the same draws, the same epochs, the same statistics. If
@@ -138,9 +123,8 @@ def load_folder(
                     damaged_numbers.add(candidate)
                 continue
             for message in messages:
-                warnings.warn(
-                    f"load: skipped a damaged checkpoint and loaded number {candidate}. {message}", stacklevel=3
-                )
+                text = f"load: skipped a damaged checkpoint and loaded number {candidate}. {message}"
+                warnings.warn(text, stacklevel=3)
             return buffer
     if messages:
         raise CorruptCheckpoint(messages[0])
@@ -173,7 +157,7 @@ def _restore(
     with _prefix_file_name(where):
         manifest = archive.manifest(number)
         _require_class(str(archive.root), kind, manifest.kind)
-        archive.require_files(manifest)
+        archive.require_files(manifest.files)
         if manifest.kind not in BUFFER_CLASSES:
             remedy = "Load it with the version of relive that saved it."
             raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(BUFFER_CLASSES)}", manifest.kind, remedy))

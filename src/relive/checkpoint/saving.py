@@ -155,7 +155,7 @@ def _previous_save(
     if previous.number not in summaries or summaries[previous.number].lineage != previous.lineage:
         return previous.without_rows()
     try:
-        archive.require_files(archive.manifest(previous.number))
+        archive.require_files(summaries[previous.number].files)
     except CheckpointError:
         return previous.without_rows()
     if archive.is_long(previous.number):
@@ -180,7 +180,7 @@ def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[i
 
 
 def _write_segments(archive: Archive, number: int, rows: Rows, previous: PreviousSave) -> list[Segment]:
-    """Write new rows; return the segments of all rows: the segments of `previous` with stored rows, and new ones."""
+    """Write the rows that no segment of `previous` contains; return the segments of all stored rows, oldest first."""
     segments = [segment for segment in previous.segments if bool((segment.stop > rows.first).any())]
     first = rows.first
     if previous.saved_until is not None:

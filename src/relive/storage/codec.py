@@ -202,7 +202,7 @@ class Node:
         return float(self.value)
 
     def flag(self) -> bool:
-        """Return a bool."""
+        """Return true or false as a bool."""
         if not isinstance(self.value, bool):
             raise self.error("true or false")
         return self.value
