@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -211,7 +211,7 @@ def _make_buffer(
         num_slots = sum(file.arrays[2].shape[0] for file in manifest.segments)
         for column in rows.columns.values():
             request_large_pages(column.flatten(0, 1)[:num_slots])
-    with getattr(buffer, "_replacing_contents", nullcontext)():
+    with buffer._replacing_contents():
         buffer.load_state(saved)
         if "note" in manifest.values:
             saved.part("note").tensors(MAX_NOTE_BYTES)
@@ -273,20 +273,14 @@ def _read_segment(
             expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
         _require_in_every_env(stop <= rows.stop, where, "rows up to", rows.stop, stop)
-        if bool((first >= rows.first).all()):
-            pieces: Sequence[Any] = segment.slot_pieces()
-            masks: Sequence[torch.Tensor | None] = [None] * len(pieces)
-        else:
+        pieces: list[tuple[Any, torch.Tensor | None]] = [(piece, None) for piece in segment.slot_pieces()]
+        if bool((first < rows.first).any()):
             # Rows before `rows.first` are not stored: newer rows have their slots.
             row, env = segment.row_numbers()
-            pieces = segment.flat_slots().split(segment.rows_per_piece)
-            masks = (row >= rows.first[env]).split(segment.rows_per_piece)
-        flat_columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
-        filled_memory = (
-            _fill_piece(reader, flat, piece, is_kept, where)
-            for flat in flat_columns
-            for piece, is_kept in zip(pieces, masks, strict=True)
-        )
+            slots_and_masks = segment.flat_slots(), row >= rows.first[env]
+            pieces = list(zip(*(each.split(segment.rows_per_piece) for each in slots_and_masks), strict=True))
+        flat_columns = (as_indexable(column.flatten(0, 1)) for column in rows.columns.values())
+        filled_memory = (_fill_piece(reader, flat, *piece, where) for flat in flat_columns for piece in pieces)
         for _ in show_progress(filled_memory, total, "loading rows"):
             pass
         reader.finish()

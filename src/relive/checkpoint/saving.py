@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
@@ -91,7 +90,7 @@ def save(
     root = Path(path).absolute()
     archive = Archive(root, files)
     messages: list[str] = []
-    with buffer._lock, getattr(buffer, "_reading_in_order", nullcontext)():
+    with buffer._lock, buffer._reading_in_order():
         kind = type(buffer).__name__
         if BUFFER_CLASSES.get(kind) is not type(buffer):
             remedy = "Save one of these; of an adapter, save its core."

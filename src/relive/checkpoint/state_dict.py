@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn
@@ -45,6 +45,14 @@ class StateDictMixin:
     _loop_over: str
     """Remedy in the error for a loop over the buffer."""
 
+    def _replacing_contents(self) -> AbstractContextManager[None]:
+        """Return a context manager to hold while the contents are replaced."""
+        return nullcontext()
+
+    def _reading_in_order(self) -> AbstractContextManager[None]:
+        """Return a context manager to hold while rows are read from the first to the last."""
+        return nullcontext()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict` of a buffer with equal settings. The tensors share its memory.
 
@@ -76,7 +84,7 @@ class StateDictMixin:
                 for root, previous in vars(self).get("_checkpoints", {}).items():
                     # The next save must write all rows, because the rows of the previous save are replaced.
                     self._checkpoints[root] = previous.without_rows()
-                with getattr(self, "_replacing_contents", nullcontext)():
+                with self._replacing_contents():
                     complete(partial(_fill, snapshot, self))
             except (CheckpointError, InvariantError) as error:
                 raise SchemaError(f"load_state_dict: {error}") from error

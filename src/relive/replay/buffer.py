@@ -629,11 +629,9 @@ class ReplayBuffer(StateDictMixin):
         self._input.load_state(saved.part("staged"))
 
     def _replacing_contents(self) -> AbstractContextManager[None]:
-        """Return a context manager to hold while the contents are replaced."""
         return self._allocator.replacing_contents()
 
     def _reading_in_order(self) -> AbstractContextManager[None]:
-        """Return a context manager to hold while rows are read from the first to the last."""
         return self._allocator.reading_in_order()
 
     def check(self) -> None:

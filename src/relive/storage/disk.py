@@ -558,25 +558,27 @@ os.register_at_fork(after_in_child=_forget_forked)
 
 
 def is_disk_memory(root: Path) -> bool:
-    """Whether a folder contains disk memory; False if its file FORMAT is missing, damaged or of checkpoints."""
-    try:
-        return _has_disk_format(Files(root))
-    except CorruptCheckpoint as error:
-        if is_read_error(error):
-            raise
-        return False
+    """Whether a folder contains disk memory of any format: without a file FORMAT, or with another one, it does not."""
+    contents = _read_format(Files(root))
+    return contents is not None and contents.startswith(b"recollect disk memory ")
 
 
 def _has_disk_format(files: Files) -> bool:
     """Whether a folder has a file FORMAT; raise if the file does not declare disk memory."""
+    contents = _read_format(files)
+    if contents is not None:
+        require_folder_format(contents, "disk memory")
+    return contents is not None
+
+
+def _read_format(files: Files) -> bytes | None:
+    """Return the contents of the file FORMAT of a folder; None without the file."""
     try:
-        contents = files.contents(FORMAT, MAX_FIRST_LINE_BYTES)
+        return files.contents(FORMAT, MAX_FIRST_LINE_BYTES)
     except FileNotFoundError:
-        return False
+        return None
     except OSError as error:
         raise make_read_error(FORMAT, error) from error
-    require_folder_format(contents, "disk memory")
-    return True
 
 
 @dataclass(frozen=True)
