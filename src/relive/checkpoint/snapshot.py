@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from relive.schema.conversion import as_indexable
-from relive.storage.codec import ArrayInfo, Arrays, Node, SnapshotReader, array_info, arrays_in_memory, tensor_bytes
+from relive.storage.codec import ArrayInfo, Arrays, array_info, tensor_bytes
+from relive.storage.codec import SnapshotReader as SnapshotReader  # imported from here, beside State and Rows
 
 MAX_NOTE_BYTES = 1 << 26
 """Maximum bytes of the note that a shard of a replay service adds to its checkpoints."""
@@ -164,7 +165,3 @@ class Snapshot(NamedTuple):
     def nbytes(self) -> int:
         """Number of bytes of all arrays and rows."""
         return sum_bytes(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
-
-    def reader(self) -> SnapshotReader:
-        """Return a reader that verifies everything it reads."""
-        return arrays_in_memory("state", self.arrays, Node("values", self.values), Node("config", self.config))
