@@ -10,8 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from relive.schema.conversion import as_indexable
-from relive.storage.codec import ArrayInfo, Arrays, array_info, tensor_bytes
-from relive.storage.codec import SnapshotReader as SnapshotReader  # imported from here, beside State and Rows
+from relive.storage.codec import (
+    ArrayInfo,
+    Arrays,
+    SnapshotReader,  # noqa: F401 (imported from here, beside State and Rows)
+    array_info,
+    tensor_bytes,
+)
 
 MAX_NOTE_BYTES = 1 << 26
 """Maximum bytes of the note that a shard of a replay service adds to its checkpoints."""

@@ -18,10 +18,10 @@ import torch
 from relive.checkpoint.snapshot import Snapshot, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
-from relive.schema.conversion import alias_memory
+from relive.schema.conversion import alias_memory, normalize_bools
 from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage import Memory
-from relive.storage.codec import Arrays, Node, SnapshotReader, arrays_in_memory, tensor_bytes, writable_memory
+from relive.storage.codec import Arrays, Node, SnapshotReader, tensor_bytes, writable_memory
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _ARRAY_PARTS = ("rows", "arrays")
@@ -151,9 +151,20 @@ def _build_buffer(state: Mapping[str, Any], kind: Any, config: dict[str, Any], *
     return new
 
 
-def _reader(state: Mapping[str, Any]) -> SnapshotReader:
-    values, config = (Node(part, state[part]) for part in ("values", "config"))
-    return arrays_in_memory("state", state["arrays"], values, config)
+def _reader(state: Mapping[str, Any], part: str = "arrays") -> SnapshotReader:
+    """Return a reader of copies of the tensors in a part of an untrusted state."""
+    tensors: Mapping[str, Any] = state[part]
+    for name, x in tensors.items():
+        is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
+        if not isinstance(name, str) or not is_plain:
+            got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise Node(f"state: {name}", got).error("a dense tensor with values")
+
+    def read(name: str) -> torch.Tensor:
+        return normalize_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
+
+    specs = {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    return SnapshotReader("state", specs, read, Node("values", state["values"]), Node("config", state["config"]))
 
 
 def _fill(buffer: Any, state: Mapping[str, Any]) -> None:
@@ -161,7 +172,7 @@ def _fill(buffer: Any, state: Mapping[str, Any]) -> None:
     saved = _reader(state)
     buffer.load_state(saved)
     saved.finish(type(buffer).__name__)
-    rows = arrays_in_memory("state", state["rows"], Node("rows", {}), saved.config)
+    rows = _reader(state, "rows")
     rows.copy_into(_state(buffer)["rows"])
     rows.finish(f"{type(buffer).__name__}'s rows")
 

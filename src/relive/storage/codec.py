@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
-from relive.schema.conversion import normalize_bools
 from relive.schema.fields import DTYPES, DTYPES_BY_NAME, dtype_name
 from relive.schema.suggestions import NAME_PATTERN
 from relive.storage.allocator import available_bytes
@@ -407,21 +406,6 @@ class SnapshotReader:
 
 def _matches(length: int, expected: int | range | None) -> bool:
     return expected is None or (length in expected if isinstance(expected, range) else length == expected)
-
-
-def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor], values: Node, config: Node) -> SnapshotReader:
-    """Make a reader of copies of tensors."""
-    for name, x in tensors.items():
-        is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
-        if not isinstance(name, str) or not is_plain:
-            got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise Node(f"{where}: {name}", got).error("a dense tensor with values")
-
-    def read(name: str) -> torch.Tensor:
-        return normalize_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
-
-    specs = {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}
-    return SnapshotReader(where, specs, read, values, config)
 
 
 def arrays_in_file(
