@@ -67,11 +67,9 @@ def local_service(
 def make_client(calls: LocalCalls, plan: ServicePlan, *, max_pending: int = 4, seed: int | None = 0) -> ReplayService:
     """Return another client of the same shards."""
     service = ReplayService.__new__(ReplayService)
-    service._connect("local", plan, [], 60.0, max_pending, seed)
-    service._calls = service._reader._calls = calls
-    service._sender._calls = calls
-    for stream in service._sender.streams:
-        stream._calls, stream.poll_seconds = calls, -1.0
+    service._connect(plan, calls, max_pending, seed)
+    for stream in service._streams:
+        stream.poll_seconds = -1.0
     return service
 
 

@@ -32,7 +32,7 @@ class Client:
 
     def __init__(self, name: str) -> None:
         self.service = ReplayService.connect(name, timeout=60.0)
-        self.service._calls._timeout = PATIENCE
+        self.service._calls.timeout = PATIENCE
         self.seen: Counter[str] = Counter()
         self.longest = 0.0
 
@@ -71,7 +71,7 @@ class Writes(Client):
             if self.attempt("extend", make_steps([env], sent % CIRCLE, BLOCK, LENGTH), env_ids=[env]):
                 sent += BLOCK
         self.insist("flush")
-        lost = sum(stream.num_lost for stream in self.service._sender.streams)
+        lost = sum(stream.num_lost for stream in self.service._streams)
         return {"env": env, "sent": sent, "lost": lost, "longest": self.longest, "seen": self.seen}
 
 

@@ -130,7 +130,7 @@ def test_a_lost_answer_makes_no_duplicate(tmp_path: Path) -> None:
     service.flush()
     assert stored(calls) == {0: list(range(10))}
     # A network may send the same block twice.
-    stream = service._sender.streams[0]
+    stream = service._streams[0]
     ack = calls.shards[0].push(stream._client, list(stream._unsaved_pushes))
     assert ack.num_stored == 10
     assert stored(calls) == {0: list(range(10))}
@@ -159,7 +159,7 @@ def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: p
 
 def test_a_client_waits_for_answers_and_keeps_little(tmp_path: Path) -> None:
     service, calls = local_service(make_plan(100, 1, checkpoint=str(tmp_path)), max_pending=5)
-    stream, busy = service._sender.streams[0], True
+    stream, busy = service._streams[0], True
     calls.is_answered = lambda ref: not busy
     sizes = []
     calls.fetch = lambda shard, ref, deadline: sizes.append(stream.pending) or ref

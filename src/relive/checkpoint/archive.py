@@ -25,18 +25,16 @@ from relive.storage.codec import (
     MAX_FIRST_LINE_BYTES,
     MAX_JSON_BYTES,
     ArrayInfo,
-    ArraySource,
     Node,
+    SnapshotReader,
     add_checksum,
     arrays_from_json,
     arrays_in_file,
     arrays_to_json,
-    choose_reader,
     folder_format,
     from_json,
-    parse_folder_format,
-    parse_format,
     require_first_line,
+    require_folder_format,
     to_json,
 )  # fmt: skip
 from relive.storage.files import FOLDERS, Files, convert_read_errors, is_read_error, make_read_error
@@ -75,9 +73,10 @@ class Manifest:
     segments: tuple[FileInfo, ...]
 
     @property
-    def files(self) -> list[str]:
-        """Names of all files of the checkpoint, relative to the root."""
-        return [f"state/{self.state.name}", *(f"segments/{file.name}" for file in self.segments)]
+    def files(self) -> dict[str, int]:
+        """Sizes of all files of the checkpoint, by their names relative to the root."""
+        segments = {f"segments/{file.name}": file.nbytes for file in self.segments}
+        return {f"state/{self.state.name}": self.state.nbytes, **segments}
 
 
 def manifest_file(number: int) -> str:
@@ -104,12 +103,13 @@ def _file_to_json(file: FileInfo) -> dict[str, Any]:
     return {"name": file.name, "arrays": arrays_to_json(file.arrays), "checksums": list(file.checksums)}
 
 
-def _parse_format_1(where: str, data: bytes, number: int) -> Manifest:
+def parse_manifest(where: str, data: bytes, number: int) -> Manifest:
+    """Parse an untrusted manifest, the inverse of `dump_manifest`."""
     first_line, _, body = data.partition(b"\n")
     require_first_line(where, first_line, crc32(body), len(data))
-    document, version = from_json(where, body), parse_format(where, first_line)
-    if document.entry("format").integer() != version:
-        expected = f"{version}, as its first line says (bytes 0 to {len(first_line)})"
+    document = from_json(where, body)
+    if document.entry("format").integer() != FORMAT:
+        expected = f"{FORMAT}, as its first line says (bytes 0 to {len(first_line)})"
         raise document.entry("format").error(expected)
     if document.entry("number").integer() != number:
         raise document.entry("number").error(f"{number}, the number in the file name")
@@ -125,10 +125,6 @@ def _parse_format_1(where: str, data: bytes, number: int) -> Manifest:
         _file_from_json(document.entry("state")),
         segments,
     )
-
-
-READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _parse_format_1}
-"""Parser of the manifests of each format: `parse(where, data, number)`."""
 
 
 def _file_from_json(node: Node) -> FileInfo:
@@ -147,6 +143,7 @@ _MAX_LISTED_NUMBERS = 64
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
 _MANIFEST_PATTERN = re.compile(rf"{_NUMBER}\.json")
 _SAVED_FILE_PATTERNS = {
+    "manifests": _MANIFEST_PATTERN,
     "tmp": re.compile(rf"FORMAT|manifests-{_NUMBER}\.json|segments-{_NUMBER}-[0-9]+\.bin|state-{_NUMBER}\.bin"),
     "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
     "state": re.compile(rf"{_NUMBER}\.bin"),
@@ -158,8 +155,8 @@ class ManifestSummary(NamedTuple):
     """Lineage and files of a checkpoint. They take less memory than its manifest."""
 
     lineage: str
-    files: list[str]
-    """Names of all files of the checkpoint, relative to the root."""
+    files: dict[str, int]
+    """See `Manifest.files`."""
 
 
 class Archive:
@@ -186,7 +183,7 @@ class Archive:
             with self.files.hold_lock(exclusive=True):
                 summaries = self._read_summaries(check_newest)
                 self._remove_saved("tmp", set())
-                if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
+                if "FORMAT" not in self.files.names(""):
                     self._write_atomically("FORMAT", [folder_format("checkpoint")])
                 try:
                     yield summaries
@@ -230,11 +227,14 @@ class Archive:
             got = f"{next(name for name in names if name != 'tmp/FORMAT')!r} in it"
             raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
 
-    def _remove_saved(self, folder: str, needed_names: set[str]) -> None:
-        """Remove the files that saves have written in a folder, except `needed_names`."""
-        for name in self.files.regular_names(folder):
-            if _SAVED_FILE_PATTERNS[folder].fullmatch(name) and f"{folder}/{name}" not in needed_names:
-                self.files.remove(f"{folder}/{name}")
+    def _remove_saved(self, folder: str, needed_names: set[str]) -> bool:
+        """Remove files that saves have written in a folder, except `needed_names`; return whether there were any."""
+        pattern = _SAVED_FILE_PATTERNS[folder]
+        names = (f"{folder}/{name}" for name in self.files.regular_names(folder) if pattern.fullmatch(name))
+        unneeded_names = [name for name in names if name not in needed_names]
+        for name in unneeded_names:
+            self.files.remove(name)
+        return bool(unneeded_names)
 
     def _save_error(self, error: OSError, nbytes: int) -> CheckpointError:
         where = f"save to {self.root}"
@@ -255,9 +255,8 @@ class Archive:
         number = max(self.numbers(), default=0) + 1
         if number >= 10**18:
             remedy = "Remove the manifest of that number, or save elsewhere."
-            raise CheckpointError(
-                explain(f"save to {self.root}", "checkpoint numbers of at most 18 digits", number, remedy)
-            )
+            expected = "checkpoint numbers of at most 18 digits"
+            raise CheckpointError(explain(f"save to {self.root}", expected, number, remedy))
         return number
 
     def size(self, number: int) -> int:
@@ -288,10 +287,8 @@ class Archive:
         """Write the manifest of a checkpoint whose files are complete."""
         data = dump_manifest(manifest)
         if len(data) > MAX_JSON_BYTES:
-            remedy = "Declare fewer fields, or save less often."
-            raise CheckpointError(
-                explain(manifest_file(manifest.number), f"at most {MAX_JSON_BYTES} bytes", len(data), remedy)
-            )
+            where, remedy = manifest_file(manifest.number), "Declare fewer fields, or save less often."
+            raise CheckpointError(explain(where, f"at most {MAX_JSON_BYTES} bytes", len(data), remedy))
         for folder in ("segments", "state"):
             self.files.sync_folder(folder)
         try:
@@ -313,24 +310,15 @@ class Archive:
             # If a manifest without a summary is valid now, it could not be read before: its files must not be removed.
             if any(map(self._is_valid, unread_numbers)):
                 return
-            lineage_numbers = [
-                number
-                for number in numbers[::-1]
-                if number not in unread_numbers and summaries[number].lineage == lineage
-            ]
-            removed_numbers = unread_numbers | set(lineage_numbers) - set(
-                islice(filter(self._is_valid, lineage_numbers), keep)
-            )
+            own_numbers = [n for n in numbers[::-1] if n in summaries and summaries[n].lineage == lineage]
+            kept_numbers = set(islice(filter(self._is_valid, own_numbers), keep))
             needed_names = {
-                name for number in summaries if number not in removed_numbers for name in summaries[number].files
+                name
+                for number, summary in summaries.items()
+                if number in kept_numbers or summary.lineage != lineage
+                for name in (manifest_file(number), *summary.files)
             }
-            matches = {name: _MANIFEST_PATTERN.fullmatch(name) for name in self.files.regular_names("manifests")}
-            removed_names = [
-                name for name, match in matches.items() if match is not None and int(match[1]) in removed_numbers
-            ]
-            for name in removed_names:
-                self.files.remove(f"manifests/{name}")
-            if removed_names:
+            if self._remove_saved("manifests", needed_names):
                 self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
                 self._remove_saved(folder, needed_names)
@@ -339,7 +327,7 @@ class Archive:
 
     def _is_valid(self, number: int) -> bool:
         try:
-            self.require_files(self.manifest(number))
+            self.require_files(self.manifest(number).files)
         except CheckpointError as error:
             # The caller must not remove a checkpoint that a failing disk could not read.
             if is_read_error(error) and error.__cause__ is not None:
@@ -368,18 +356,16 @@ class Archive:
                 yield
         except FileNotFoundError:
             if self.numbers():
-                raise CorruptCheckpoint(
-                    explain("FORMAT", "a file of this name", "no file", "Copy the folder again.")
-                ) from None
+                text = explain("FORMAT", "a file of this name", "no file", "Copy the folder again.")
+                raise CorruptCheckpoint(text) from None
             remedy = "Save a buffer there first, or pass the right folder."
-            raise NoCheckpoint(
-                explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
-            ) from None
+            text = explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
+            raise NoCheckpoint(text) from None
         except OSError as error:
             raise make_read_error(str(self.root), error) from error
 
-    def _require_format(self) -> int:
-        return parse_folder_format(self.files.contents("FORMAT", MAX_FIRST_LINE_BYTES), "checkpoint", READERS)
+    def _require_format(self) -> None:
+        require_folder_format(self.files.contents("FORMAT", MAX_FIRST_LINE_BYTES), "checkpoint")
 
     def manifest(self, number: int) -> Manifest:
         """Read and verify a manifest, but not the files that it lists."""
@@ -395,12 +381,9 @@ class Archive:
         except OSError as error:
             raise make_read_error(name, error) from error
         if len(data) > MAX_JSON_BYTES:
-            place = f"{name}, bytes 0 to {MAX_JSON_BYTES}"
-            raise CorruptCheckpoint(
-                explain(place, f"at most {MAX_JSON_BYTES} bytes", "a longer file", "Copy it again.")
-            )
-        version = parse_format(name, data.partition(b"\n")[0])
-        return choose_reader(name, version, READERS)(name, data, number)
+            place, expected = f"{name}, bytes 0 to {MAX_JSON_BYTES}", f"at most {MAX_JSON_BYTES} bytes"
+            raise CorruptCheckpoint(explain(place, expected, "a longer file", "Copy it again."))
+        return parse_manifest(name, data, number)
 
     def exists(self, number: int) -> bool:
         """Whether a manifest with this number exists, valid or not."""
@@ -413,18 +396,17 @@ class Archive:
             return True
         return True
 
-    def require_files(self, manifest: Manifest) -> None:
-        """Raise unless all files of a checkpoint exist and have their sizes."""
-        files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
-        for folder, file in files:
-            name = f"{folder}/{file.name}"
+    def require_files(self, sizes: Mapping[str, int]) -> None:
+        """Raise unless files with these names and sizes exist."""
+        for name, nbytes in sizes.items():
             with convert_read_errors(name):
                 size = self.files.size(name)
-            if size != file.nbytes:
-                raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
+            if size != nbytes:
+                raise CorruptCheckpoint(explain(name, f"{nbytes} bytes", size, "Copy the checkpoint again."))
 
-    def state_arrays(self, file: FileInfo) -> ArraySource:
-        """Return the arrays of a state file. Each is read and verified when it is requested."""
+    def read_state(self, manifest: Manifest) -> SnapshotReader:
+        """Return a reader of the state of a checkpoint."""
+        file, where = manifest.state, manifest_file(manifest.number)
         name = f"state/{file.name}"
         # Index and bytes of the last chunk, which is kept because most arrays are smaller than a chunk.
         cached_chunk = -1, b""
@@ -443,7 +425,8 @@ class Archive:
                 target[: len(piece)] = piece
                 target, offset = target[len(piece) :], offset + len(piece)
 
-        return arrays_in_file(name, file.arrays, fill)
+        values, config = Node(f"{where}: values", manifest.values), Node(f"{where}: config", manifest.config)
+        return arrays_in_file(name, file.arrays, fill, values, config)
 
     @contextmanager
     def open_segment(self, file: FileInfo) -> Iterator[SegmentReader]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -20,7 +20,7 @@ from relive import lazy
 from relive.checkpoint.archive import Archive, FileInfo, Manifest, SegmentReader, manifest_file
 from relive.checkpoint.progress import show_progress
 from relive.checkpoint.saving import PreviousSave, Segment, remember
-from relive.checkpoint.snapshot import BUFFER_CLASSES, MAX_NOTE_BYTES, Rows, SnapshotReader
+from relive.checkpoint.snapshot import BUFFER_CLASSES, MAX_NOTE_BYTES, Rows
 from relive.errors import (
     CorruptCheckpoint,
     IncompatibleCheckpoint,
@@ -33,7 +33,7 @@ from relive.schema.checks import check_available
 from relive.schema.conversion import as_indexable
 from relive.storage import Memory
 from relive.storage.allocator import request_large_pages
-from relive.storage.codec import Node, array_info, require_bool_bytes, writable_memory
+from relive.storage.codec import Node, SnapshotReader, array_info, require_bool_bytes, writable_memory
 from relive.storage.disk import is_disk_memory
 from relive.storage.files import Files, is_read_error
 
@@ -47,37 +47,22 @@ Buffer = TypeVar("Buffer", "ReplayBuffer", "RolloutBuffer", "DistillationBuffer"
 
 @overload
 def load(
-    path: str | PathLike[str],
-    kind: None = None,
-    *,
-    number: int | None = None,
-    device: torch.device | str | Memory | None = None,
-    sampler: lazy.Sampler | None = None,
-    files: type[Files] = Files,
-) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...
+    path: str | PathLike[str], kind: None = None, *, number: int | None = None,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...  # fmt: skip
 
 
 @overload
 def load(
-    path: str | PathLike[str],
-    kind: type[Buffer],
-    *,
-    number: int | None = None,
-    device: torch.device | str | Memory | None = None,
-    sampler: lazy.Sampler | None = None,
-    files: type[Files] = Files,
-) -> Buffer: ...
+    path: str | PathLike[str], kind: type[Buffer], *, number: int | None = None,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+) -> Buffer: ...  # fmt: skip
 
 
 def load(
-    path: str | PathLike[str],
-    kind: Any = None,
-    *,
-    number: int | None = None,
-    device: torch.device | str | Memory | None = None,
-    sampler: lazy.Sampler | None = None,
-    files: type[Files] = Files,
-) -> Any:
+    path: str | PathLike[str], kind: Any = None, *, number: int | None = None,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+) -> Any:  # fmt: skip
     """Load the buffer saved in the folder `path`: the newest valid checkpoint, or the checkpoint `number`.
 
     The loaded buffer continues exactly like the saved one: the same draws, the same epochs, the same statistics. If
@@ -138,9 +123,8 @@ def load_folder(
                     damaged_numbers.add(candidate)
                 continue
             for message in messages:
-                warnings.warn(
-                    f"load: skipped a damaged checkpoint and loaded number {candidate}. {message}", stacklevel=3
-                )
+                text = f"load: skipped a damaged checkpoint and loaded number {candidate}. {message}"
+                warnings.warn(text, stacklevel=3)
             return buffer
     if messages:
         raise CorruptCheckpoint(messages[0])
@@ -173,12 +157,11 @@ def _restore(
     with _prefix_file_name(where):
         manifest = archive.manifest(number)
         _require_class(str(archive.root), kind, manifest.kind)
-        archive.require_files(manifest)
+        archive.require_files(manifest.files)
         if manifest.kind not in BUFFER_CLASSES:
             remedy = "Load it with the version of relive that saved it."
             raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(BUFFER_CLASSES)}", manifest.kind, remedy))
-        values, config = Node(f"{where}: values", manifest.values), Node(f"{where}: config", manifest.config)
-        saved = SnapshotReader(archive.state_arrays(manifest.state), values, config)
+        saved = archive.read_state(manifest)
         saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
         if options["device"] is not None:
             check_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
@@ -228,7 +211,7 @@ def _make_buffer(
         num_slots = sum(file.arrays[2].shape[0] for file in manifest.segments)
         for column in rows.columns.values():
             request_large_pages(column.flatten(0, 1)[:num_slots])
-    with getattr(buffer, "_replacing_contents", nullcontext)():
+    with buffer._replacing_contents():
         buffer.load_state(saved)
         if "note" in manifest.values:
             saved.part("note").tensors(MAX_NOTE_BYTES)
@@ -290,20 +273,14 @@ def _read_segment(
             expected = f"the columns {segment.arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
         _require_in_every_env(stop <= rows.stop, where, "rows up to", rows.stop, stop)
-        if bool((first >= rows.first).all()):
-            pieces: Sequence[Any] = segment.slot_pieces()
-            masks: Sequence[torch.Tensor | None] = [None] * len(pieces)
-        else:
+        pieces: list[tuple[Any, torch.Tensor | None]] = [(piece, None) for piece in segment.slot_pieces()]
+        if bool((first < rows.first).any()):
             # Rows before `rows.first` are not stored: newer rows have their slots.
             row, env = segment.row_numbers()
-            pieces = segment.flat_slots().split(segment.rows_per_piece)
-            masks = (row >= rows.first[env]).split(segment.rows_per_piece)
-        flat_columns = [as_indexable(column.flatten(0, 1)) for column in rows.columns.values()]
-        filled_memory = (
-            _fill_piece(reader, flat, piece, is_kept, where)
-            for flat in flat_columns
-            for piece, is_kept in zip(pieces, masks, strict=True)
-        )
+            slots_and_masks = segment.flat_slots(), row >= rows.first[env]
+            pieces = list(zip(*(each.split(segment.rows_per_piece) for each in slots_and_masks), strict=True))
+        flat_columns = (as_indexable(column.flatten(0, 1)) for column in rows.columns.values())
+        filled_memory = (_fill_piece(reader, flat, *piece, where) for flat in flat_columns for piece in pieces)
         for _ in show_progress(filled_memory, total, "loading rows"):
             pass
         reader.finish()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
@@ -91,7 +90,7 @@ def save(
     root = Path(path).absolute()
     archive = Archive(root, files)
     messages: list[str] = []
-    with buffer._lock, getattr(buffer, "_reading_in_order", nullcontext)():
+    with buffer._lock, buffer._reading_in_order():
         kind = type(buffer).__name__
         if BUFFER_CLASSES.get(kind) is not type(buffer):
             remedy = "Save one of these; of an adapter, save its core."
@@ -156,7 +155,7 @@ def _previous_save(
     if previous.number not in summaries or summaries[previous.number].lineage != previous.lineage:
         return previous.without_rows()
     try:
-        archive.require_files(archive.manifest(previous.number))
+        archive.require_files(summaries[previous.number].files)
     except CheckpointError:
         return previous.without_rows()
     if archive.is_long(previous.number):
@@ -181,7 +180,7 @@ def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[i
 
 
 def _write_segments(archive: Archive, number: int, rows: Rows, previous: PreviousSave) -> list[Segment]:
-    """Write new rows; return the segments of all rows: the segments of `previous` with stored rows, and new ones."""
+    """Write the rows that no segment of `previous` contains; return the segments of all stored rows, oldest first."""
     segments = [segment for segment in previous.segments if bool((segment.stop > rows.first).any())]
     first = rows.first
     if previous.saved_until is not None:

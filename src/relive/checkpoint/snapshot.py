@@ -1,9 +1,7 @@
-"""Snapshots: the state of a buffer or of one of its parts, as JSON and arrays, and a reader of untrusted ones."""
+"""Snapshots: the state of a buffer or of one of its parts, as JSON and arrays."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,13 +13,9 @@ from relive.schema.conversion import as_indexable
 from relive.storage.codec import (
     ArrayInfo,
     Arrays,
-    ArraySource,
-    ArraySpec,
-    Node,
+    SnapshotReader,  # noqa: F401 (imported from here, beside State and Rows)
     array_info,
-    arrays_in_memory,
     tensor_bytes,
-    writable_memory,
 )
 
 MAX_NOTE_BYTES = 1 << 26
@@ -41,115 +35,6 @@ class State(NamedTuple):
         """Combine the states of a buffer's parts: `values` becomes a dict by part, an array is named `part.name`."""
         arrays_by_name = {f"{name}.{key}": x for name, (_, arrays) in parts.items() for key, x in arrays.items()}
         return State({name: values for name, (values, _) in parts.items()}, arrays_by_name)
-
-
-class SnapshotReader:
-    """Reads the untrusted state of a buffer or of one of its parts; verifies each array when it is requested."""
-
-    def __init__(self, arrays: ArraySource, values: Node, config: Node) -> None:
-        self.values, self.config = values, config
-        """State outside the arrays, and config of the whole buffer."""
-        self._arrays, self._prefix = arrays, ""
-        self._unread_names = dict.fromkeys(arrays.specs)
-        """Names of the arrays that nobody has requested, in the order of the file; all parts share this dict."""
-        self.is_moved = False
-        """Whether the saved buffer was on another device."""
-        self.segments: Mapping[str, tuple[ArrayInfo, ...]] = {}
-        """Arrays of each segment: two with the bounds of its rows, then the columns."""
-
-    def require_columns(self, columns: Mapping[str, ArraySpec]) -> None:
-        """Raise unless all segments have exactly these columns. Called before memory for the rows is allocated."""
-        expected = [(name, *spec) for name, spec in columns.items()]
-        for where, arrays in self.segments.items():
-            specs = [(array.name, array.dtype, array.shape[1:]) for array in arrays[2:]]
-            if specs != expected:
-                got = next((spec for spec in specs if spec not in expected), f"{len(specs)} of {len(expected)} columns")
-                raise Node(where, got).error("the columns that the manifest declares")
-
-    def part(self, name: str) -> SnapshotReader:
-        """Return a reader of the part `name`, with its values and arrays."""
-        part = self.part_without_values(name)
-        part.values = self.values.entry(name)
-        return part
-
-    def part_without_values(self, name: str) -> SnapshotReader:
-        """Return a reader of the part `name`, which has arrays but no values."""
-        part = copy.copy(self)
-        part.values, part._prefix = Node((self.values, name), {}), f"{self._prefix}{name}."
-        return part
-
-    def spec(self, name: str) -> ArraySpec | None:
-        """Return the dtype and shape of an array without reading it; None if it does not exist."""
-        return self._arrays.specs.get(self._prefix + name)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Read an array whose dtype and shape were verified before."""
-        self._unread_names.pop(self._prefix + name, None)
-        return self._arrays.read(self._prefix + name)
-
-    def tensors(self, max_bytes: int) -> Arrays:
-        """Read all arrays of this part; raise if they have more than `max_bytes` together."""
-        sizes = {
-            name.removeprefix(self._prefix): dtype.itemsize * math.prod(shape)
-            for name, (dtype, shape) in self._arrays.specs.items()
-            if name.startswith(self._prefix)
-        }
-        if sum(sizes.values()) > max_bytes:
-            largest_name = max(sizes, key=lambda name: sizes[name])
-            raise self.array_node(largest_name, f"{sizes[largest_name]:,}").error(f"at most {max_bytes:,} bytes")
-        return {name: self.tensor(name) for name in sizes}
-
-    def array_node(self, name: str, got: Any = None) -> Node:
-        """Return a node for an error about an array."""
-        spec = self.spec(name)
-        if got is None and spec is not None:
-            got = f"{spec[0]} of shape {spec[1]}"
-        return Node(f"{self._arrays.where}: {self._prefix}{name}", got)
-
-    def require(
-        self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype | None = None, *,
-        only_leading: bool = False,
-    ) -> None:  # fmt: skip
-        """Raise unless an array has this shape and this dtype; the array is not read.
-
-        The length of an axis may be an int, a range of ints, or None for any length; the dtype None means any dtype.
-        With `only_leading` the array may have further axes after `shape`.
-        """
-        spec = self.spec(name)
-        got = () if spec is None else spec[1][: len(shape)] if only_leading else spec[1]
-        if spec is None or len(got) != len(shape) or not all(map(_matches, got, shape)):
-            lengths = tuple("any" if length is None else length for length in shape)
-            raise self.array_node(name).error(f"an array of {'leading ' if only_leading else ''}shape {lengths}")
-        if dtype not in (None, spec[0]):
-            raise self.array_node(name).error(f"{dtype}")
-
-    def read_array(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Read an array that must have this dtype and shape."""
-        self.require(name, shape, dtype)
-        return self.tensor(name)
-
-    def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """Read an array that must have the dtype and shape of `like`."""
-        return self.read_array(name, tuple(like.shape), like.dtype)
-
-    def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
-        """Copy arrays into the tensors of the same names."""
-        for name, target in targets.items():
-            array = self.read_like(name, target)
-            if target.is_cpu and target.is_contiguous():
-                # numpy copies in one thread; the parallel `copy_` of torch would wait for busy cores.
-                writable_memory(target)[:] = writable_memory(array)
-            else:
-                target.copy_(array)
-
-    def finish(self, part_name: str) -> None:
-        """Raise unless every array was requested."""
-        if self._unread_names:
-            raise self.array_node(next(iter(self._unread_names))).error(f"no other array than those of a {part_name}")
-
-
-def _matches(length: int, expected: int | range | None) -> bool:
-    return expected is None or (length in expected if isinstance(expected, range) else length == expected)
 
 
 def sum_bytes(arrays: Mapping[str, torch.Tensor]) -> int:
@@ -285,8 +170,3 @@ class Snapshot(NamedTuple):
     def nbytes(self) -> int:
         """Number of bytes of all arrays and rows."""
         return sum_bytes(self.arrays) + (0 if self.rows is None else self.rows.nbytes)
-
-    def reader(self) -> SnapshotReader:
-        """Return a reader that verifies everything it reads."""
-        arrays = arrays_in_memory("state", self.arrays)
-        return SnapshotReader(arrays, Node("values", self.values), Node("config", self.config))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn
@@ -15,15 +15,16 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from relive.checkpoint.snapshot import Rows, Snapshot, SnapshotReader, State
+from relive.checkpoint.snapshot import Snapshot, State
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.kernels import complete
-from relive.schema.conversion import alias_memory
+from relive.schema.conversion import alias_memory, normalize_bools
 from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage import Memory
-from relive.storage.codec import Arrays, Node, arrays_in_memory, tensor_bytes, writable_memory
+from relive.storage.codec import Arrays, Node, SnapshotReader, tensor_bytes, writable_memory
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
+_ARRAY_PARTS = ("rows", "arrays")
 _VARIABLE_SETTINGS = ("device", "fields", "listeners", "sampler")
 """Settings of a saved buffer that `load_state_dict` does not compare: it verifies the state itself."""
 
@@ -45,16 +46,22 @@ class StateDictMixin:
     _loop_over: str
     """Remedy in the error for a loop over the buffer."""
 
+    def _replacing_contents(self) -> AbstractContextManager[None]:
+        """Return a context manager to hold while the contents are replaced."""
+        return nullcontext()
+
+    def _reading_in_order(self) -> AbstractContextManager[None]:
+        """Return a context manager to hold while rows are read from the first to the last."""
+        return nullcontext()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict` of a buffer with equal settings. The tensors share its memory.
 
         Moving them to another process (`share_memory_`, a queue of torch.multiprocessing) copies them.
         """
         with self._lock:
-            state = Snapshot.of(self)
-            rows = {name: alias_memory(x) for name, x in state.columns.items()}
-            arrays = {name: alias_memory(x) for name, x in state.arrays.items()}
-            return {"rows": rows, "arrays": arrays, "values": state.values, "config": state.config}
+            state = _state(self)
+            return state | {part: {name: alias_memory(x) for name, x in state[part].items()} for part in _ARRAY_PARTS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a buffer with equal settings: the same rows and ids, the same future draws.
@@ -63,28 +70,27 @@ class StateDictMixin:
         """
         with self._lock:
             try:
-                snapshot, config = _parse_state(state), self.config()
+                _require_state(state)
+                config = self.config()
                 for name, value in config.items():
-                    other = snapshot.config.get(name)
+                    other = state["config"].get(name)
                     if name not in _VARIABLE_SETTINGS and other != value:
                         remedy = "Make the buffer with the settings of the saved buffer."
                         raise SchemaError(explain(f"load_state_dict: {name}", value, other, remedy))
-                trial_buffer = _build_buffer(
-                    snapshot, _buffer_class(self), config, sampler=_settings(self).get("sampler")
-                )
-                trial_buffer.check()
+                sampler = _settings(self).get("sampler")
+                _build_buffer(state, _buffer_class(self), config, sampler=sampler).check()
                 for root, previous in vars(self).get("_checkpoints", {}).items():
                     # The next save must write all rows, because the rows of the previous save are replaced.
                     self._checkpoints[root] = previous.without_rows()
-                with getattr(self, "_replacing_contents", nullcontext)():
-                    complete(partial(_fill, snapshot, self))
+                with self._replacing_contents():
+                    complete(partial(_fill, self, state))
             except (CheckpointError, InvariantError) as error:
                 raise SchemaError(f"load_state_dict: {error}") from error
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:
-            snapshot = _snapshot_for_copy(self)
-            new = memo[id(self)] = _build_buffer(snapshot, _buffer_class(self), snapshot.config, **_settings(self))
+            state = _state_for_copy(self)
+            new = memo[id(self)] = _build_buffer(state, _buffer_class(self), state["config"], **_settings(self))
             attributes = _added_attributes(self)
         new.__class__ = type(self)
         vars(new).update(copy.deepcopy(attributes, memo))
@@ -96,8 +102,8 @@ class StateDictMixin:
             remedy = "Pass handle() of a buffer in Memory.shared(), or save() it and load it."
             raise TypeError(explain(where, "a handle", "the buffer itself", remedy))
         with self._lock:
-            snapshot = _snapshot_for_copy(self)
-            parts = snapshot.config, snapshot.values, pack(snapshot.arrays), pack(snapshot.columns)
+            state = _state_for_copy(self)
+            parts = state["config"], state["values"], pack(state["arrays"]), pack(state["rows"])
             return _unpickled, (type(self), _buffer_class(self), _settings(self), *parts), _added_attributes(self)
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
@@ -112,47 +118,62 @@ class StateDictMixin:
     __getitems__ = __iter__
 
 
-def _snapshot_for_copy(buffer: Any) -> Snapshot:
-    """Take a snapshot; raise for shared and disk memory, which cannot be copied."""
+def _state(buffer: Any) -> dict[str, Any]:
+    """Return the parts of a state dict, which share the memory of a buffer."""
     snapshot = Snapshot.of(buffer)
-    memory = snapshot.values.get("memory", {}).get("name", "own")
+    return {"rows": snapshot.columns, "arrays": snapshot.arrays, "values": snapshot.values, "config": snapshot.config}
+
+
+def _state_for_copy(buffer: Any) -> dict[str, Any]:
+    """Return the parts of a state dict; raise for shared and disk memory, which cannot be copied."""
+    state = _state(buffer)
+    memory = state["values"].get("memory", {}).get("name", "own")
     if memory in ("shared", "disk"):
         remedy = "Pass handle() to another process, or save() it." if memory == "shared" else "Call save()."
         expected = "a buffer in a process's own memory"
         raise TypeError(explain(f"copy of a {type(buffer).__name__}", expected, f"{memory} memory", remedy))
-    return snapshot
+    return state
 
 
-def _parse_state(state: Any) -> Snapshot:
-    """Return an untrusted state dict as a snapshot."""
+def _require_state(state: Any) -> None:
+    """Raise unless an untrusted state dict has all parts."""
     names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
     if names != list(_STATE_KEYS) or not all(isinstance(state[name], Mapping) for name in _STATE_KEYS):
         got = names if names != list(_STATE_KEYS) else [type(state[name]).__name__ for name in _STATE_KEYS]
         remedy = "Pass the result of state_dict()."
         raise SchemaError(explain("load_state_dict", f"dicts of the parts {list(_STATE_KEYS)}", got, remedy))
-    return _make_snapshot(*(state[name] for name in ("config", "values", "arrays", "rows")))
 
 
-def _make_snapshot(config: dict[str, Any], values: dict[str, Any], arrays: Arrays, columns: Arrays) -> Snapshot:
-    # The bounds of the rows are empty, because `_fill` copies whole columns and does not use them.
-    empty_bounds = torch.zeros(0, dtype=torch.int64, device="cpu")
-    return Snapshot(config, values, arrays, Rows(columns, empty_bounds, empty_bounds))
-
-
-def _build_buffer(snapshot: Snapshot, kind: Any, config: dict[str, Any], **changes: Any) -> Any:
-    """Make a buffer from `config` and fill it from a snapshot."""
-    new = kind.from_config(Node("config", config), snapshot.reader(), **changes)
-    _fill(snapshot, new)
+def _build_buffer(state: Mapping[str, Any], kind: Any, config: dict[str, Any], **changes: Any) -> Any:
+    """Make a buffer from `config` and fill it with a state."""
+    new = kind.from_config(Node("config", config), _reader(state), **changes)
+    _fill(new, state)
     return new
 
 
-def _fill(snapshot: Snapshot, buffer: Any) -> None:
+def _reader(state: Mapping[str, Any], part: str = "arrays") -> SnapshotReader:
+    """Return a reader of copies of the tensors in a part of an untrusted state."""
+    tensors: Mapping[str, Any] = state[part]
+    for name, x in tensors.items():
+        is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
+        if not isinstance(name, str) or not is_plain:
+            got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise Node(f"state: {name}", got).error("a dense tensor with values")
+
+    def read(name: str) -> torch.Tensor:
+        return normalize_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
+
+    specs = {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    return SnapshotReader("state", specs, read, Node("values", state["values"]), Node("config", state["config"]))
+
+
+def _fill(buffer: Any, state: Mapping[str, Any]) -> None:
     """Replace the state and the rows of a buffer."""
-    saved = snapshot.reader()
+    saved = _reader(state)
     buffer.load_state(saved)
     saved.finish(type(buffer).__name__)
-    rows = SnapshotReader(arrays_in_memory("state", snapshot.columns), Node("rows", {}), saved.config)
-    rows.copy_into(Snapshot.of(buffer).columns)
+    rows = _reader(state, "rows")
+    rows.copy_into(_state(buffer)["rows"])
     rows.finish(f"{type(buffer).__name__}'s rows")
 
 
@@ -170,7 +191,7 @@ def _settings(buffer: Any) -> dict[str, Any]:
 
 def _added_attributes(buffer: Any) -> dict[str, Any]:
     """Return the attributes that a subclass or a caller has added to a buffer."""
-    saved = Snapshot.of(buffer).reader()
+    saved = _reader(_state(buffer))
     plain = _buffer_class(buffer).from_config(saved.config, saved, **{**_settings(buffer), "device": "meta"})
     return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}
 
@@ -185,7 +206,8 @@ def _unpickled(
 ) -> Any:
     """Make a buffer from its pickle. Pickles refer to this function by its name."""
     arrays, rows = map(unpack, parts)
-    new = _build_buffer(_make_snapshot(config, values, arrays, rows), buffer_class, config, **settings)
+    state = {"config": config, "values": values, "arrays": arrays, "rows": rows}
+    new = _build_buffer(state, buffer_class, config, **settings)
     new.check()
     new.__class__ = kind
     return new
@@ -214,10 +236,10 @@ def pack_state(buffer: StateDictMixin) -> dict[str, Any]:
     """Return the `state_dict` of a buffer, for the pickle of an object that contains the buffer."""
     # The lock is held until the tensors are packed, because they share the memory of the buffer.
     with buffer._lock:
-        state = buffer.state_dict()
-        return {**state, "rows": pack(state["rows"]), "arrays": pack(state["arrays"])}
+        state = _state(buffer)
+        return state | {part: pack(state[part]) for part in _ARRAY_PARTS}
 
 
 def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
     """Restore the result of `pack_state`."""
-    buffer.load_state_dict({**state, "rows": unpack(state["rows"]), "arrays": unpack(state["arrays"])})
+    buffer.load_state_dict({**state, **{part: unpack(state[part]) for part in _ARRAY_PARTS}})

@@ -53,14 +53,9 @@ class RateLimit:
 
     @suggests_keywords
     def __init__(
-        self,
-        replay: ReplayBuffer,
-        *,
-        samples_per_insert: float,
-        min_size: int = 1,
-        tolerance: float | None = None,
+        self, replay: ReplayBuffer, *, samples_per_insert: float, min_size: int = 1, tolerance: float | None = None,
         timeout: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.replay = replay
         self.samples_per_insert = check_finite("samples_per_insert", samples_per_insert, may_be_zero=False)
         if self.samples_per_insert > _MAX_RATIO:

@@ -1,12 +1,10 @@
-"""The client of a service: calls the shards, sends rows to them and reads rows from them."""
+"""The parts of a client: calls of the shards, a reader of their memory, and streams of blocks to them."""
 
 from __future__ import annotations
 
 import math
 import os
-import secrets
 import select
-import threading
 import time
 import weakref
 from collections import deque
@@ -16,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 import relive
@@ -28,7 +25,6 @@ from relive.distributed.protocol import (
     ServicePlan,
     StepBlock,
     describe_difference,
-    pack,
     to_plain,
 )
 from relive.distributed.shard import Shard, ShardReader
@@ -94,11 +90,11 @@ class Calls:
     """One client's calls to the shards of a service."""
 
     def __init__(self, service: str, actors: list[Any], timeout: float) -> None:
-        self._service, self._actors, self._timeout = service, actors, timeout
+        self.service, self._actors, self.timeout = service, actors, timeout
 
     def deadline(self) -> float:
         """Return the time of `time.monotonic` at which a call that starts now must have ended."""
-        return time.monotonic() + self._timeout
+        return time.monotonic() + self.timeout
 
     def start(self, shard: int, method: str, *arguments: Any) -> Any:
         """Start a call without waiting for its end; return a reference to the answer."""
@@ -151,10 +147,10 @@ class Calls:
     def timeout_error(self, shard: int) -> ShardUnavailable:
         """Return the error for a shard that has not answered in time."""
         remedy = "Try again; the shard may be starting or busy."
-        return self._unavailable_error(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
+        return self._unavailable_error(shard, f"an answer within {self.timeout:g} s", "no answer", remedy, retry=True)
 
     def _unavailable_error(self, shard: int, expected: str, got: str, remedy: str, *, retry: bool) -> ShardUnavailable:
-        where = f"shard {shard} of {self._service!r}"
+        where = f"shard {shard} of {self.service!r}"
         return ShardUnavailable(explain(where, expected, got, remedy), retry)
 
     def end(self) -> None:
@@ -377,62 +373,3 @@ class Stream:
         nbytes = sum(push.block.nbytes for push in self._unsaved_pushes)
         while nbytes > MAX_RESEND_BYTES:
             nbytes -= self._unsaved_pushes.popleft().block.nbytes
-
-
-class Sender:
-    """Sends each environment's steps to its shard, for several threads."""
-
-    def __init__(self, calls: Calls, plan: ServicePlan, max_pending: int) -> None:
-        client = secrets.token_hex(16)
-        self._calls, self._plan = calls, plan
-        self.streams = [Stream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
-        self._cut_envs: set[int] = set()
-        """Environments whose next row starts a new episode."""
-        self._lock = threading.RLock()
-
-    @property
-    def pending(self) -> int:
-        """Number of blocks that no shard has confirmed yet."""
-        return sum(stream.pending for stream in self.streams)
-
-    @property
-    def num_lost(self) -> int:
-        """Number of rows that restarts of shards have lost for good."""
-        return sum(stream.num_lost for stream in self.streams)
-
-    def push(self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], envs: torch.Tensor) -> None:
-        """Send converted leaves and next observations [T, k, …] of `envs` [k] to the shards of these environments."""
-        ids = envs.numpy()
-        owner = self._plan.find_shards(ids)
-        with self._lock:
-            shards = sorted(set(owner.tolist()))
-            deadline = self._calls.deadline()
-            for shard in shards:
-                self.streams[shard].wait_for_room(deadline)
-            for shard in shards:
-                columns = torch.from_numpy(np.nonzero(owner == shard)[0])
-                groups = [leaves, next_leaves]
-                if len(columns) < len(ids):
-                    groups = [[leaf[:, columns] for leaf in group] for group in groups]
-                shard_envs = ids[columns.numpy()]
-                cut_envs = np.array([env for env in shard_envs.tolist() if env in self._cut_envs], np.int64)
-                self._cut_envs.difference_update(cut_envs.tolist())
-                first = self._plan.envs(shard).start
-                self.streams[shard].push(shard_envs - first, pack(self._plan.schema, *groups), cut_envs - first)
-
-    def cut(self, envs: torch.Tensor) -> None:
-        """End the current episodes of `envs`: the next rows start new episodes."""
-        with self._lock:
-            self._cut_envs.update(envs.tolist())
-
-    def send_waiting(self, deadline: float) -> None:
-        """Send waiting blocks to every shard that has answered its current call."""
-        with self._lock:
-            for stream in self.streams:
-                stream.send_waiting(deadline)
-
-    def flush(self, deadline: float) -> None:
-        """Wait until the shards have every pushed row."""
-        with self._lock:
-            for stream in self.streams:
-                stream.flush(deadline)

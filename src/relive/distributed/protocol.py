@@ -87,19 +87,11 @@ class ServicePlan:
 
     def _make_replay_buffer(
         self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None
-    ) -> Any:
+    ) -> ReplayBuffer:
         return ReplayBuffer(
-            capacity,
-            self.obs,
-            self.action,
-            num_envs=num_envs,
-            reward=self.reward,
-            extra=self.extra,
-            sampler=sampler,
-            device=Memory.of(device),
-            autoreset=self.autoreset,
-            seed=seed,
-        )
+            capacity, self.obs, self.action, num_envs=num_envs, reward=self.reward, extra=self.extra, sampler=sampler,
+            device=device, autoreset=self.autoreset, seed=seed,
+        )  # fmt: skip
 
     @cached_property
     def schema(self) -> Schema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 
 from relive import lazy
-from relive.distributed.client import Calls, ClientReader, Sender, find_actor, require_compatible, start_actors
-from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, to_array
+from relive.distributed.client import Calls, ClientReader, Stream, find_actor, require_compatible, start_actors
+from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, pack, to_array
 from relive.errors import NotReadyError, SchemaError, explain, find_call_site, worker_call_site
 from relive.kernels.priority import importance_weights
 from relive.replay.ids import PADDING_ID, flatten_ids, flatten_mutable_fields
@@ -59,13 +60,12 @@ class Writer:
 
     Args:
         service: the service.
-        sender: sender of the service's client.
         envs: environments of this writer [k].
         block: number of steps that are sent together.
     """
 
-    def __init__(self, service: ReplayService, sender: Sender, envs: torch.Tensor, block: int) -> None:
-        self._service, self._sender, self._envs, self._num_steps = service, sender, envs, 0
+    def __init__(self, service: ReplayService, envs: torch.Tensor, block: int) -> None:
+        self._service, self._envs, self._num_steps = service, envs, 0
         self._schema: Schema = service.plan.schema
         self._autoreset = parse_autoreset(service.plan.autoreset)
         shapes = [
@@ -121,7 +121,7 @@ class Writer:
         count = self._num_steps
         if count:
             leaves, next_leaves = ([leaf[:count] for leaf in group] for group in (self._leaves, self._next_leaves))
-            self._sender.push(leaves, next_leaves, self._envs)
+            self._service._push(leaves, next_leaves, self._envs)
             self._num_steps = 0
 
     def __enter__(self) -> Writer:
@@ -167,24 +167,12 @@ class ReplayService:
     """
 
     def __init__(
-        self,
-        name: str,
-        capacity: int,
-        obs: Declaration,
-        action: Declaration,
-        *,
-        num_shards: int = 1,
-        num_envs: int = 1,
-        reward: Declaration = (),
-        extra: Mapping[str, Declaration] | None = None,
-        sampler: Sampler | None = None,
-        autoreset: Any = None,
-        checkpoint: Checkpoint | str | PathLike[str] | None = None,
-        seed: int | None = None,
-        timeout: float = _TIMEOUT,
-        max_pending: int = _MAX_PENDING,
-        ray_options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, name: str, capacity: int, obs: Declaration, action: Declaration, *, num_shards: int = 1,
+        num_envs: int = 1, reward: Declaration = (), extra: Mapping[str, Declaration] | None = None,
+        sampler: Sampler | None = None, autoreset: Any = None,
+        checkpoint: Checkpoint | str | PathLike[str] | None = None, seed: int | None = None,
+        timeout: float = _TIMEOUT, max_pending: int = _MAX_PENDING, ray_options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
         sampler = Uniform() if sampler is None else sampler
@@ -192,7 +180,7 @@ class ReplayService:
             capacity, obs, action, reward, extra or {}, num_envs, num_shards, sampler, autoreset, checkpoint, seed
         )
         actors = start_actors(name, plan, ray_options or {})
-        self._connect(name, plan, actors, timeout, max_pending, plan.derive_seed(num_shards))
+        self._connect(plan, Calls(name, actors, timeout), max_pending, plan.derive_seed(num_shards))
         try:
             self._calls.call("describe_plan", self._calls.deadline())
         except BaseException:
@@ -215,17 +203,19 @@ class ReplayService:
         plan: ServicePlan = first_shard.call("plan", deadline)[0]
         service = cls.__new__(cls)
         actors = [find_actor(name, shard) for shard in range(plan.num_shards)]
-        service._connect(name, plan, actors, timeout, max_pending, seed)
+        service._connect(plan, Calls(name, actors, timeout), max_pending, seed)
         return service
 
-    def _connect(
-        self, name: str, plan: ServicePlan, actors: list[Any], timeout: float, max_pending: int, seed: int | None
-    ) -> None:
-        self.name, self.plan = name, plan
-        self._settings = {"timeout": timeout, "max_pending": check_positive_int("max_pending", max_pending)}
-        self._calls = Calls(name, actors, timeout)
-        self._reader = ClientReader(self._calls, plan, seed)
-        self._sender = Sender(self._calls, plan, max_pending)
+    def _connect(self, plan: ServicePlan, calls: Calls, max_pending: int, seed: int | None) -> None:
+        self.name, self.plan, self._calls = calls.service, plan, calls
+        self._settings = {"timeout": calls.timeout, "max_pending": check_positive_int("max_pending", max_pending)}
+        self._reader = ClientReader(calls, plan, seed)
+        client = secrets.token_hex(16)
+        self._streams = [Stream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
+        self._cut_envs: set[int] = set()
+        """Environments whose next row starts a new episode."""
+        self._push_lock = threading.RLock()
+        """Lock of the streams and of `_cut_envs`."""
         self._random = np.random.default_rng(seed)
         self._random_lock = threading.Lock()
 
@@ -250,24 +240,51 @@ class ReplayService:
             return [self.plan.convert(i, leaf, (steps, len(envs)), prefix) for i, leaf in leaves]
 
         leaves = [leaf for name in schema.names for leaf in convert(name, name)]
-        self._sender.push(leaves, convert("next_obs", "obs", "next_"), envs)
+        self._push(leaves, convert("next_obs", "obs", "next_"), envs)
+
+    def _push(self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], envs: torch.Tensor) -> None:
+        """Send converted leaves and next observations [T, k, …] of `envs` [k] to the shards of these environments."""
+        ids = envs.numpy()
+        owner = self.plan.find_shards(ids)
+        with self._push_lock:
+            shards = sorted(set(owner.tolist()))
+            deadline = self._calls.deadline()
+            for shard in shards:
+                self._streams[shard].wait_for_room(deadline)
+            for shard in shards:
+                columns = torch.from_numpy(np.nonzero(owner == shard)[0])
+                groups = [leaves, next_leaves]
+                if len(columns) < len(ids):
+                    groups = [[leaf[:, columns] for leaf in group] for group in groups]
+                shard_envs = ids[columns.numpy()]
+                cut_envs = np.array([env for env in shard_envs.tolist() if env in self._cut_envs], np.int64)
+                self._cut_envs.difference_update(cut_envs.tolist())
+                first = self.plan.envs(shard).start
+                self._streams[shard].push(shard_envs - first, pack(self.plan.schema, *groups), cut_envs - first)
 
     def writer(self, env_ids: Any = None, *, block: int = 64) -> Writer:
         """Return a writer that collects steps of all environments, or of `env_ids`, into blocks of `block` steps."""
-        return Writer(self, self._sender, self._envs(env_ids), block)
+        return Writer(self, self._envs(env_ids), block)
 
     def cut(self, env_ids: Any = None) -> None:
         """Mark the current episodes as abandoned: the next observations start new episodes."""
-        self._sender.cut(self._envs(env_ids))
+        envs = self._envs(env_ids)
+        with self._push_lock:
+            self._cut_envs.update(envs.tolist())
 
     def flush(self) -> None:
         """Wait until the shards have stored every row that this client has sent."""
-        self._sender.flush(self._calls.deadline())
+        self._flush(self._calls.deadline())
+
+    def _flush(self, deadline: float) -> None:
+        with self._push_lock:
+            for stream in self._streams:
+                stream.flush(deadline)
 
     def clear(self) -> None:
         """Delete every row and priority. Ids continue."""
         deadline = self._calls.deadline()
-        self._sender.flush(deadline)
+        self._flush(deadline)
         self._calls.call("clear", deadline)
 
     def _envs(self, env_ids: Any) -> torch.Tensor:
@@ -307,14 +324,16 @@ class ReplayService:
         check_batch_size("sample", batch_size)
         target = check_destination(device)
         deadline = self._calls.deadline()
-        self._sender.send_waiting(deadline)
+        with self._push_lock:
+            for stream in self._streams:
+                stream.send_waiting(deadline)
         try:
             batches = self._sample_stored(count, batch_size, view, deadline)
         except NotReadyError:
-            if not self._sender.pending:
+            if not self._num_pending:
                 raise
             # Rows that this client has sent may complete the batch, so the second attempt waits until they are stored.
-            self._sender.flush(deadline)
+            self._flush(deadline)
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 
@@ -386,10 +405,15 @@ class ReplayService:
     def save(self) -> list[int]:
         """Save every shard, with every row that this client has sent; return the number of each shard's checkpoint."""
         deadline = self._calls.deadline()
-        self._sender.flush(deadline)
+        self._flush(deadline)
         numbers = self._calls.call("save", deadline)
-        self._sender.flush(deadline)
+        self._flush(deadline)
         return list(numbers.values())
+
+    @property
+    def _num_pending(self) -> int:
+        """Number of this client's blocks that no shard has confirmed yet."""
+        return sum(stream.pending for stream in self._streams)
 
     def stats(self) -> dict[str, Any]:
         """Return numbers of stored rows, of this client's pending blocks and lost rows, and of each shard.
@@ -400,8 +424,8 @@ class ReplayService:
         shards = list(self._calls.call("stats", self._calls.deadline()).values())
         return {
             "rows": sum(shard["rows"] for shard in shards),
-            "pending": self._sender.pending,
-            "lost": self._sender.num_lost,
+            "pending": self._num_pending,
+            "lost": sum(stream.num_lost for stream in self._streams),
             "in_place": self._reader.num_local_shards,
             "shards": shards,
         }

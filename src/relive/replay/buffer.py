@@ -23,7 +23,7 @@ from relive.replay.backend import Backend
 from relive.replay.ids import flatten_ids, flatten_mutable_fields, sort_rows, update_priorities, write_back
 from relive.replay.invariants import device_faults
 from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
-from relive.replay.recovery import RecoverableBuffer, read_last_commit
+from relive.replay.recovery import RecoverableBuffer
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.samplers.registry import load_sampler_state
 from relive.replay.settings import ReplaySettings, read_saved_arguments, require_saved_sizes
@@ -51,7 +51,7 @@ from relive.statistics.norm import Norms, RunningNorm
 from relive.storage import LocalAllocator, Memory
 from relive.storage.allocator import require_memory
 from relive.storage.codec import Node
-from relive.storage.disk import disk_memory
+from relive.storage.disk import reopen
 
 _NO_MEASUREMENTS: Mapping[str, Any] = {}
 """The metrics and reasons of a step that was not added by `add_step`."""
@@ -588,12 +588,15 @@ class ReplayBuffer(StateDictMixin):
         cls, root: PathLike[str], *, sampler: Sampler | None = None, only_reads: bool = False
     ) -> ReplayBuffer:
         """Open the buffer in a folder of disk memory with the settings of its last commit; see `relive.load`."""
-        name, commit = read_last_commit(root)
-        changes = {"device": disk_memory(root, only_reads=only_reads), "sampler": sampler}
-        try:
-            return cls(**read_saved_arguments(commit.config, commit, changes))
-        except SchemaError as error:
-            raise CorruptCheckpoint(f"{name}: the description of the buffer is invalid. {error}") from error
+        allocator = reopen(root, only_reads=only_reads)
+        commit: Any = allocator.last_commit
+        with allocator.closed_on_error():
+            try:
+                changes = {"device": allocator.memory, "sampler": sampler}
+                return cls(**read_saved_arguments(commit.saved.config, commit.saved, changes))
+            except SchemaError as error:
+                text = f"{commit.name}: the description of the buffer is invalid. {error}"
+                raise CorruptCheckpoint(text) from error
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments as JSON."""
@@ -626,11 +629,9 @@ class ReplayBuffer(StateDictMixin):
         self._input.load_state(saved.part("staged"))
 
     def _replacing_contents(self) -> AbstractContextManager[None]:
-        """Return a context manager to hold while the contents are replaced."""
         return self._allocator.replacing_contents()
 
     def _reading_in_order(self) -> AbstractContextManager[None]:
-        """Return a context manager to hold while rows are read from the first to the last."""
         return self._allocator.reading_in_order()
 
     def check(self) -> None:

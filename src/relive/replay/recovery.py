@@ -5,20 +5,18 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
+from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
 from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import MAX_ROWS_PER_STEP, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import load_sampler_state
 from relive.storage import disk
-from relive.storage.codec import Node, tensor_bytes
-from relive.storage.disk import Commit, newest_commit, require_support
+from relive.storage.codec import tensor_bytes
+from relive.storage.disk import Commit
 
 if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
@@ -94,7 +92,7 @@ class RecoverableBuffer:
 
     def recover(self, commit: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
         """Restore the buffer from its arrays and the last commit; raise a CorruptCheckpoint if these disagree."""
-        buffer, ring, saved = self._live_buffer, self._ring, _reader(commit)
+        buffer, ring, saved = self._live_buffer, self._ring, commit.saved
         backend = self._backend
         try:
             _check_flags(ring)
@@ -104,33 +102,22 @@ class RecoverableBuffer:
                 _recover(backend, saved, commit)
             check_ring(ring.kind, ring.head, ring.count, ring.floor)
             backend.rebuild_caches()
-            _resume(buffer, saved, commit, resumes)
+            _resume(buffer, commit, resumes)
             buffer.check_state()
         except (SchemaError, InvariantError) as error:
             raise CorruptCheckpoint(f"{commit.name}: the arrays are invalid. {error}") from error
 
 
-def read_last_commit(root: str | PathLike[str]) -> tuple[str, SnapshotReader]:
-    """Return the file name of the last commit in a folder, and a reader of it."""
-    require_support(IncompatibleCheckpoint)
-    commit = newest_commit(Path(root))
-    return commit.name, _reader(commit)
-
-
-def _reader(commit: Commit) -> SnapshotReader:
-    name = commit.name
-    return SnapshotReader(commit.arrays, Node(f"{name}: values", commit.values), Node(f"{name}: config", commit.config))
-
-
-def _resume(buffer: ReplayBuffer, saved: SnapshotReader, commit: Commit, resumes: bool) -> None:
+def _resume(buffer: ReplayBuffer, commit: Commit, resumes: bool) -> None:
     """Restore the state that is not in arrays of the disk; `resumes` includes the random generator."""
+    saved = commit.saved
     if not buffer.sampler.keeps_state_in_memory:
         load_sampler_state(buffer.sampler, saved.part("sampler"), saved.config)
     buffer.sampler.on_recover()
     random, observers, staged = buffer.components.values()
     if resumes:
         random.load_state(saved.part("random"))
-    if observers.config() == commit.config.get("listeners"):
+    if observers.config() == saved.config.value.get("listeners"):
         observers.load_state(saved.part_without_values("listeners"))
     if commit.is_closed:
         staged.load_state(saved.part("staged"))

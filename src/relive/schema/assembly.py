@@ -113,9 +113,7 @@ def check_targets(
     if leaves.keys() != layouts.keys():
         expected, got = (sorted(".".join(path) for path in paths) for paths in (layouts, leaves))
         raise SchemaError(explain("out", f"the fields {expected}", got, remedy))
-    if any(
-        leaf is not iterated_leaf for leaf, iterated_leaf in zip(leaves.values(), out.values(True, True), strict=True)
-    ):
+    if any(leaf is not other for leaf, other in zip(leaves.values(), out.values(True, True), strict=True)):
         got, remedy = f"a {type(out).__name__}", "Pass out.contiguous()."
         raise SchemaError(explain("out", "a TensorDict of tensors", got, remedy))
     for path, (shape, dtype) in layouts.items():
@@ -183,12 +181,11 @@ def check_destination(device: torch.device | str | None, out: lazy.TensorDict | 
     """
     if _constructor is None:
         import_tensordict()
-    if device is not None and out is not None:
-        raise SchemaError(
-            explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
-        )
     if device is None:
         return None
+    if out is not None:
+        remedy = "Move the filled batch yourself."
+        raise SchemaError(explain("out", "no device= together with out=", repr(device), remedy))
     target = as_device(device)
     check_available(target)
     return target

@@ -42,14 +42,9 @@ def find_autoreset_mode(env: Any) -> AutoresetMode:
     if is_vector(env):
         mode = parse_autoreset((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
         if mode is None:
-            raise SchemaError(
-                explain(
-                    "autoreset",
-                    'metadata["autoreset_mode"] in the vector environment',
-                    None,
-                    "Pass autoreset= to say how the environment resets: NEXT_STEP, SAME_STEP or DISABLED.",
-                )
-            )
+            expected = 'metadata["autoreset_mode"] in the vector environment'
+            remedy = "Pass autoreset= to say how the environment resets: NEXT_STEP, SAME_STEP or DISABLED."
+            raise SchemaError(explain("autoreset", expected, None, remedy))
         return mode
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.Autoreset):
@@ -161,14 +156,8 @@ def true_next_obs(
     if len(final_envs) < len(envs):
         missing_env = next(env for env in envs if env not in final_envs)
         remedy = "Make the environment provide it, or pass the true next_obs to add."
-        raise SchemaError(
-            explain(
-                'info["final_obs"]',
-                f"an observation for environment {missing_env}",
-                f"observations for environments {final_envs}",
-                remedy,
-            )
-        )
+        expected, got = f"an observation for environment {missing_env}", f"observations for environments {final_envs}"
+        raise SchemaError(explain('info["final_obs"]', expected, got, remedy))
     next_leaves = [
         leaf.clone() for leaf in convert_leaves(schema, "obs", next_obs, leading_shape, device, prefix="next_")
     ]
@@ -223,9 +212,8 @@ def find_final_obs(
         return final_envs, [torch.stack(group) for group in zip(*leaves, strict=True)]
     if not final_envs:
         return [], []
-    return final_envs, convert_leaves(
-        schema, "obs", finals, leading_shape, device, final_envs if leading_shape else None, prefix="final_"
-    )
+    rows = final_envs if leading_shape else None
+    return final_envs, convert_leaves(schema, "obs", finals, leading_shape, device, rows, prefix="final_")
 
 
 def read_info_numbers(
@@ -240,13 +228,11 @@ def read_info_numbers(
     finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
     if finals is None:
         return numbers
-    if not isinstance(finals, Mapping):
-        finals, ended = (
-            {name: [(env_info or {}).get(name) for env_info in finals]},
-            [env_info is not None for env_info in finals],
-        )
-    else:
+    if isinstance(finals, Mapping):
         ended = info.get("_final_info", np.ones(leading_shape, dtype=np.bool_))
+    else:
+        ended = [env_info is not None for env_info in finals]
+        finals = {name: [(env_info or {}).get(name) for env_info in finals]}
     last = _read_numbers(finals, name, leading_shape, device)
     if numbers is None and last is None:
         return None
@@ -265,11 +251,9 @@ def _read_numbers(
         value = [0.0 if entry is None else entry for entry in value]
     numbers = convert(f"info[{name!r}]", NUMBER_FIELD, value, leading_shape, device)
     mask = info.get(f"_{name}")
-    return (
-        numbers
-        if mask is None
-        else numbers.where(convert(f"info['_{name}']", FLAG_FIELD, mask, leading_shape, device), 0.0)
-    )
+    if mask is None:
+        return numbers
+    return numbers.where(convert(f"info['_{name}']", FLAG_FIELD, mask, leading_shape, device), 0.0)
 
 
 def _without_masks(finals: Any, tree: Tree) -> Any:

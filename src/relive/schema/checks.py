@@ -65,7 +65,7 @@ def check_above_zero(where: str, value: Any, remedy: str = "Pass math.inf for no
 
 
 def check_finite(where: str, value: Any, *, may_be_zero: bool = True) -> float:
-    """Return a finite number of at least 0, or above 0."""
+    """Return a finite number of at least 0; 0 itself is refused without `may_be_zero`."""
     result = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.inf
     if not 0 <= result < math.inf or (result == 0 and not may_be_zero):
         expected = f"a finite number {'of at least' if may_be_zero else 'above'} 0"

@@ -53,18 +53,11 @@ def convert_leaves(
     rows: list[int] | None = None, *, prefix: str = "", unit: str = "environments",
 ) -> list[torch.Tensor]:  # fmt: skip
     """Flatten and convert a value of the field `name`; errors put `prefix` before the field's name."""
-    return [
-        convert(
-            prefix + path_name(schema.paths[i]),
-            caller_field(schema.fields[i]),
-            leaf,
-            leading_shape,
-            device,
-            rows,
-            unit=unit,
-        )
-        for i, leaf in zip(schema.leaf_indices[name], schema.flatten(name, value, prefix + name), strict=True)
-    ]
+    converted = []
+    for i, leaf in zip(schema.leaf_indices[name], schema.flatten(name, value, prefix + name), strict=True):
+        where, field = prefix + path_name(schema.paths[i]), caller_field(schema.fields[i])
+        converted.append(convert(where, field, leaf, leading_shape, device, rows, unit=unit))
+    return converted
 
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
@@ -145,9 +138,8 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     except Exception as error:
         raise SchemaError(explain(where, "an array", type(value).__name__, f"numpy cannot read it: {error}")) from error
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
-        raise SchemaError(
-            explain(where, "numbers or bools", f"dtype {array.dtype}", "Convert it to a numeric or bool dtype.")
-        )
+        remedy = "Convert it to a numeric or bool dtype."
+        raise SchemaError(explain(where, "numbers or bools", f"dtype {array.dtype}", remedy))
     # Arrays in another byte order are swapped, and long doubles become float64.
     if array.dtype not in DTYPES.values():
         native_dtype = array.dtype.newbyteorder("=")
@@ -180,12 +172,7 @@ def convert_env_ids(env_ids: Any, num_envs: int | None, device: torch.device) ->
     source_device = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
     env_tensor = as_tensor("env_ids", env_ids, source_device)
     if not env_tensor.is_cpu:
-        if (
-            env_tensor.ndim != 1
-            or env_tensor.dtype.is_floating_point
-            or env_tensor.dtype.is_complex
-            or env_tensor.dtype == torch.bool
-        ):
+        if env_tensor.ndim != 1 or _dtype_rank(env_tensor.dtype) != 1:
             got = f"{env_tensor.dtype} of shape {tuple(env_tensor.shape)}"
             raise SchemaError(explain("env_ids", "a vector of distinct ints", got, "Pass each environment once."))
         return env_tensor.to(torch.int64).contiguous()
@@ -325,17 +312,16 @@ def overlaps(a: Any, b: Any) -> bool:
     return np.may_share_memory(first, second) and np.shares_memory(first, second)
 
 
+_REUSED_REMEDY = "The environment reuses its array: stage(obs=…) before the step, or pass copies (also of constants)."
+
+
 def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[Any]) -> None:
     """Raise if `obs` and `next_obs` share memory: the environment has overwritten `obs`."""
     for i, *pair in zip(schema.leaf_indices["obs"], obs, next_obs, strict=True):
         if overlaps(*pair):
-            remedy = (
-                "The environment reuses its array: stage(obs=…) before the step, or pass copies (also of constants)."
-            )
             name = path_name(schema.paths[i])
-            raise SchemaError(
-                explain(f"next_{name}", f"memory apart from {name}", f"memory shared with {name}", remedy)
-            )
+            expected, got = f"memory apart from {name}", f"memory shared with {name}"
+            raise SchemaError(explain(f"next_{name}", expected, got, _REUSED_REMEDY))
 
 
 def misaligned_error(where: str) -> SchemaError:

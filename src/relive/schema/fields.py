@@ -77,15 +77,8 @@ class Field:
         return [type(self).__name__.lower(), list(self.shape), dtype_name(self.dtype), *self.settings()]
 
     def settings(self) -> list[Any]:
-        """Return the settings of the class, without shape and dtype, as JSON."""
+        """Return the settings of the class, without shape and dtype, as JSON; the inverse of `_restore_field`."""
         return []
-
-    @classmethod
-    def with_settings(cls, plain_field: Field, settings: list[lazy.Node]) -> Field:
-        """Make a field with the shape and dtype of `plain_field` from saved settings; raise if they are invalid."""
-        if settings:
-            raise settings[0].error("no further setting")
-        return cls(plain_field.shape, plain_field.dtype)
 
 
 @dataclass(frozen=True, init=False)
@@ -95,15 +88,6 @@ class Carry(Field):
     def settings(self) -> list[Any]:
         # Files contain the number of steps between two stored states, which is always 1.
         return [1]
-
-    @classmethod
-    def with_settings(cls, plain_field: Field, settings: list[lazy.Node]) -> Carry:
-        (steps,) = settings
-        if steps.integer(1) > 1:
-            where, got = "Carry", f"one every {steps.value} steps"
-            remedy = "Load it with the version that saved it: a state of every step is stored since."
-            raise IncompatibleCheckpoint(explain(where, "a state of every step", got, remedy))
-        return cls(plain_field.shape, plain_field.dtype)
 
 
 @dataclass(frozen=True, init=False)
@@ -133,20 +117,14 @@ class Stacked(Field):
         super().__init__(frame.shape, frame.dtype)
         ndim = len(frame.shape) + 1
         if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
-            raise SchemaError(
-                explain("Stacked", f"an axis from {-ndim} to {ndim - 1}", repr(axis), "Pass the axis of the frames.")
-            )
+            expected = f"an axis from {-ndim} to {ndim - 1}"
+            raise SchemaError(explain("Stacked", expected, repr(axis), "Pass the axis of the frames."))
         object.__setattr__(self, "k", check_int("Stacked.k", k, min=2, remedy="For one frame, declare a plain Field."))
         object.__setattr__(self, "axis", axis % ndim)
         object.__setattr__(self, "pad", check_choice("Stacked.pad", pad, _PAD_MODES))
 
     def settings(self) -> list[Any]:
         return [self.k, self.axis, self.pad]
-
-    @classmethod
-    def with_settings(cls, plain_field: Field, settings: list[lazy.Node]) -> Stacked:
-        k, axis, pad = settings
-        return cls(plain_field, k.integer(2, 1 << 16), axis.integer(0, len(plain_field.shape)), pad.one_of(_PAD_MODES))
 
 
 @dataclass(frozen=True, init=False)
@@ -178,15 +156,6 @@ class Mutable(Field):
     def settings(self) -> list[Any]:
         kind, _, _, *settings = self.field.config()
         return [kind, *settings]
-
-    @classmethod
-    def with_settings(cls, plain_field: Field, settings: list[lazy.Node]) -> Mutable:
-        kind, *rest = settings
-        return cls(_FIELD_CLASSES[kind.one_of(("field", "carry"))].with_settings(plain_field, rest))
-
-
-_FIELD_CLASSES = {kind.__name__.lower(): kind for kind in (Field, Carry, Stacked, Mutable)}
-"""Classes of fields by their names in files."""
 
 
 def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -266,14 +235,8 @@ def declare(where: str, declaration: object) -> Tree:
         if all(isinstance(size, int | np.integer) for size in declaration):
             return Field(_parse_shape(where, declaration))
         return {str(i): declare(f"{where}.{i}", value) for i, value in enumerate(declaration)}
-    raise SchemaError(
-        explain(
-            where,
-            "a Field, an int, a shape, a space, a dict or a tuple",
-            repr(declaration),
-            "Declare the field as one of these.",
-        )
-    )
+    expected = "a Field, an int, a shape, a space, a dict or a tuple"
+    raise SchemaError(explain(where, expected, repr(declaration), "Declare the field as one of these."))
 
 
 def declare_caller_fields(where: str, declaration: object) -> Tree:
@@ -304,14 +267,9 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
         return {str(i): declare(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return Field(space.shape or (), narrow_dtype(_parse_dtype(where, space.dtype)))
-    raise SchemaError(
-        explain(
-            where,
-            "a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space",
-            type(space).__name__,
-            "Wrap the environment so that its observations have a fixed shape.",
-        )
-    )
+    expected = "a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space"
+    remedy = "Wrap the environment so that its observations have a fixed shape."
+    raise SchemaError(explain(where, expected, type(space).__name__, remedy))
 
 
 def declaration_config(tree: Tree) -> Any:
@@ -330,17 +288,37 @@ def parse_declaration(node: lazy.Node) -> Tree:
     parts = node.items(8)
     if not parts:
         raise node.error("a field")
-    kind = _FIELD_CLASSES[parts[0].one_of(_FIELD_CLASSES)]
+    kind = parts[0].one_of(("field", "carry", "stacked", "mutable"))
     if len(parts) < 3:
         raise node.error("a kind, a shape and a dtype")
     shape, dtype = parts[1].shape(), DTYPES_BY_NAME[parts[2].one_of(DTYPES_BY_NAME)]
     if any(size < 1 for size in shape):
         raise parts[1].error("positive sizes")
     try:
-        return kind.with_settings(Field(shape, dtype), parts[3:])
-    # `with_settings` unpacks the settings, so a wrong number of them raises a ValueError.
+        return _restore_field(kind, Field(shape, dtype), parts[3:])
+    # The settings are unpacked, so a wrong number of them raises a ValueError.
     except ValueError as error:
-        raise node.error(f"the settings of a {kind.__name__} ({error})") from None
+        raise node.error(f"the settings of a {kind.capitalize()} ({error})") from None
+
+
+def _restore_field(kind: str, plain: Field, settings: list[lazy.Node]) -> Field:
+    """Make a field with the shape and dtype of `plain` from its class name in files and its settings."""
+    if kind == "carry":
+        (steps,) = settings
+        if steps.integer(1) > 1:
+            got = f"one every {steps.value} steps"
+            remedy = "Load it with the version that saved it: a state of every step is stored since."
+            raise IncompatibleCheckpoint(explain("Carry", "a state of every step", got, remedy))
+        return Carry(plain.shape, plain.dtype)
+    if kind == "stacked":
+        k, axis, pad = settings
+        return Stacked(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PAD_MODES))
+    if kind == "mutable":
+        inner_kind, *rest = settings
+        return Mutable(_restore_field(inner_kind.one_of(("field", "carry")), plain, rest))
+    if settings:
+        raise settings[0].error("no further setting")
+    return plain
 
 
 class Schema:
@@ -374,10 +352,8 @@ class Schema:
     def check_declared(self, name: str) -> None:
         """Raise if `name` was not declared."""
         if name not in self.leaf_indices:
-            names = ", ".join(self.names)
-            raise SchemaError(
-                explain(name, f"a declared field ({names})", name, field_remedy(name, (*self.leaf_indices, "next_obs")))
-            )
+            remedy = field_remedy(name, (*self.names, "next_obs"))
+            raise SchemaError(explain(name, f"a declared field ({', '.join(self.names)})", name, remedy))
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
         """Flatten the value of the field `name` to leaves; None is flattened to None for every leaf.
@@ -434,9 +410,8 @@ def check_paths(paths: Iterable[Path]) -> None:
 def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
     if isinstance(tree, Field):
         if value is None:
-            raise SchemaError(
-                explain(where, "a value", None, "Pass every leaf of the field, or leave out the whole field.")
-            )
+            remedy = "Pass every leaf of the field, or leave out the whole field."
+            raise SchemaError(explain(where, "a value", None, remedy))
         yield value
         return
     parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value

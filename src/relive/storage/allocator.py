@@ -100,23 +100,23 @@ class Memory:
 
     Args:
         device: the torch device of the tensors.
-        is_pinned: whether an accelerator can copy from it asynchronously.
-        allocator: function that makes the allocator of a buffer with settings but without arrays; None for the own
-            memory of this process.
-        free_bytes: function that returns the number of free bytes, or None where the system does not report it.
+        allocator: function of a buffer that has settings but no arrays yet, which returns its allocator; None for the
+            own memory of this process.
+        free_bytes: function that returns the number of free bytes, or None if any number fits.
         name: expression that makes this memory, for messages.
         free_of: description of the bytes that `free_bytes` counts, for messages.
+        is_pinned: whether an accelerator can copy from it asynchronously.
 
     >>> Memory.of("cpu"), Memory.shared()
     (Memory.of('cpu'), Memory.shared())
     """
 
     device: torch.device
-    is_pinned: bool = False
     allocator: Callable[[Any], Allocator] | None = None
     free_bytes: Callable[[], int | None] | None = None
     name: str = ""
     free_of: str = _HOST_MEMORY
+    is_pinned: bool = False
 
     @property
     def is_shared(self) -> bool:

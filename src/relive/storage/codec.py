@@ -6,6 +6,7 @@ is read when a buffer requests it, so that an unused array takes no memory.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -15,18 +16,17 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
-from relive.schema.conversion import normalize_bools
 from relive.schema.fields import DTYPES, DTYPES_BY_NAME, dtype_name
 from relive.schema.suggestions import NAME_PATTERN
 from relive.storage.allocator import available_bytes
 
 FORMAT = 1
-"""Version of the format that is written; older versions stay readable."""
+"""Version of the format of all files."""
 CHUNK_BYTES = 1 << 22
 """Bytes per checksum of a file; the last checksum may cover fewer."""
 MAX_JSON_BYTES = 1 << 21
@@ -52,14 +52,11 @@ def add_checksum(body: bytes) -> bytes:
     return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
 
 
-def parse_format(where: str, first_line: bytes) -> int:
-    """Return the format in the first line of a file. Newer formats may change the rest of the line."""
-    return int(_match_first_line(where, rb"recollect ([0-9]{1,9}) .*", first_line)[1])
-
-
 def require_first_line(where: str, first_line: bytes, checksum: int, nbytes: int) -> None:
-    """Raise unless the first line of a file of `nbytes` bytes contains the checksum of the other lines."""
-    expected = int(_match_first_line(where, rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first_line)[2], 16)
+    """Raise unless the first line of a file of `nbytes` bytes has our format and the checksum of the other lines."""
+    # The format is checked first, because newer formats may change the rest of the line.
+    _require_format(where, int(_match_first_line(where, rb"recollect ([0-9]{1,9}) .*", first_line)[1]))
+    expected = int(_match_first_line(where, rb"recollect [0-9]{1,9} ([0-9a-f]{8})", first_line)[1], 16)
     if checksum != expected:
         place = f"{where}, bytes {len(first_line) + 1} to {nbytes}"
         raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{checksum:08x}", _CORRUPT_REMEDY))
@@ -76,15 +73,14 @@ def _match_first_line(where: str, pattern: bytes, first_line: bytes) -> re.Match
     return match
 
 
-def choose_reader(where: str, version: int, readers: Mapping[int, Any]) -> Any:
-    """Return the reader of a format; raise an IncompatibleCheckpoint for a newer one."""
-    if version in readers:
-        return readers[version]
-    if version > max(readers):
+def _require_format(where: str, version: int) -> None:
+    """Raise unless a file has the format that is written; an IncompatibleCheckpoint if its format is newer."""
+    if version > FORMAT:
         remedy = "Load it with a newer version of relive."
-        raise IncompatibleCheckpoint(explain(where, f"format {max(readers)} at most", version, remedy))
-    place = f"{where}, bytes 0 to {MAX_FIRST_LINE_BYTES}"
-    raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _CORRUPT_REMEDY))
+        raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", version, remedy))
+    if version < FORMAT:
+        place = f"{where}, bytes 0 to {MAX_FIRST_LINE_BYTES}"
+        raise CorruptCheckpoint(explain(place, f"one of the formats {[FORMAT]}", version, _CORRUPT_REMEDY))
 
 
 def folder_format(kind: str) -> bytes:
@@ -92,15 +88,14 @@ def folder_format(kind: str) -> bytes:
     return f"recollect {kind} {FORMAT}\n".encode()
 
 
-def parse_folder_format(contents: bytes, kind: str, readers: Mapping[int, Any]) -> int:
-    """Return the format of a folder of this kind from its file FORMAT; raise if it is foreign, damaged or too new."""
+def require_folder_format(contents: bytes, kind: str) -> None:
+    """Raise unless the file FORMAT of a folder has these contents: it may be foreign, damaged or too new."""
     match = re.fullmatch(rb"recollect %b ([0-9]{1,9})\n" % kind.encode(), contents)
     if match is None:
         place, expected = f"FORMAT, bytes 0 to {len(contents)}", repr(folder_format(kind).decode())
         remedy = "Pass another folder, or copy this one again."
         raise CorruptCheckpoint(explain(place, expected, repr(contents), remedy))
-    choose_reader("FORMAT", int(match[1]), readers)
-    return int(match[1])
+    _require_format("FORMAT", int(match[1]))
 
 
 def to_json(document: Any) -> bytes:
@@ -206,7 +201,7 @@ class Node:
         return float(self.value)
 
     def flag(self) -> bool:
-        """Return a bool."""
+        """Return true or false as a bool."""
         if not isinstance(self.value, bool):
             raise self.error("true or false")
         return self.value
@@ -299,33 +294,124 @@ ArraySpec = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape of an array."""
 
 
-class ArraySource(NamedTuple):
-    """Untrusted arrays that are read on demand, from a file or from tensors of a caller."""
+class SnapshotReader:
+    """Reads the untrusted state of a buffer or of one of its parts; verifies each array when it is requested."""
 
-    where: str
-    """Name of the source, for messages."""
-    specs: Mapping[str, ArraySpec]
-    """Dtype and shape of each array, by name."""
-    read: Callable[[str], torch.Tensor]
-    """Returns the array of this name."""
+    def __init__(
+        self, where: str, specs: Mapping[str, ArraySpec], read: Callable[[str], torch.Tensor], values: Node,
+        config: Node,
+    ) -> None:  # fmt: skip
+        """`specs` has dtype and shape of each array by name, `read(name)` returns an array; messages name `where`."""
+        self.values, self.config = values, config
+        """State outside the arrays, and config of the whole buffer."""
+        self._where, self._specs, self._read = where, specs, read
+        self._prefix = ""
+        self._unread_names = dict.fromkeys(specs)
+        """Names of the arrays that nobody has requested, in the order of the file; all parts share this dict."""
+        self.is_moved = False
+        """Whether the saved buffer was on another device."""
+        self.segments: Mapping[str, tuple[ArrayInfo, ...]] = {}
+        """Arrays of each segment: two with the bounds of its rows, then the columns."""
+
+    def require_columns(self, columns: Mapping[str, ArraySpec]) -> None:
+        """Raise unless all segments have exactly these columns. Called before memory for the rows is allocated."""
+        expected = [(name, *spec) for name, spec in columns.items()]
+        for where, arrays in self.segments.items():
+            specs = [(array.name, array.dtype, array.shape[1:]) for array in arrays[2:]]
+            if specs != expected:
+                got = next((spec for spec in specs if spec not in expected), f"{len(specs)} of {len(expected)} columns")
+                raise Node(where, got).error("the columns that the manifest declares")
+
+    def part(self, name: str) -> SnapshotReader:
+        """Return a reader of the part `name`, with its values and arrays."""
+        part = self.part_without_values(name)
+        part.values = self.values.entry(name)
+        return part
+
+    def part_without_values(self, name: str) -> SnapshotReader:
+        """Return a reader of the part `name`, which has arrays but no values."""
+        part = copy.copy(self)
+        part.values, part._prefix = Node((self.values, name), {}), f"{self._prefix}{name}."
+        return part
+
+    def spec(self, name: str) -> ArraySpec | None:
+        """Return the dtype and shape of an array without reading it; None if it does not exist."""
+        return self._specs.get(self._prefix + name)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Read an array whose dtype and shape were verified before."""
+        self._unread_names.pop(self._prefix + name, None)
+        return self._read(self._prefix + name)
+
+    def tensors(self, max_bytes: int) -> Arrays:
+        """Read all arrays of this part; raise if they have more than `max_bytes` together."""
+        sizes = {
+            name.removeprefix(self._prefix): dtype.itemsize * math.prod(shape)
+            for name, (dtype, shape) in self._specs.items()
+            if name.startswith(self._prefix)
+        }
+        if sum(sizes.values()) > max_bytes:
+            largest_name = max(sizes, key=lambda name: sizes[name])
+            raise self.array_node(largest_name, f"{sizes[largest_name]:,}").error(f"at most {max_bytes:,} bytes")
+        return {name: self.tensor(name) for name in sizes}
+
+    def array_node(self, name: str, got: Any = None) -> Node:
+        """Return a node for an error about an array."""
+        spec = self.spec(name)
+        if got is None and spec is not None:
+            got = f"{spec[0]} of shape {spec[1]}"
+        return Node(f"{self._where}: {self._prefix}{name}", got)
+
+    def require(
+        self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype | None = None, *,
+        only_leading: bool = False,
+    ) -> None:  # fmt: skip
+        """Raise unless an array has this shape and this dtype; the array is not read.
+
+        The length of an axis may be an int, a range of ints, or None for any length; the dtype None means any dtype.
+        With `only_leading` the array may have further axes after `shape`.
+        """
+        spec = self.spec(name)
+        got = () if spec is None else spec[1][: len(shape)] if only_leading else spec[1]
+        if spec is None or len(got) != len(shape) or not all(map(_matches, got, shape)):
+            lengths = tuple("any" if length is None else length for length in shape)
+            raise self.array_node(name).error(f"an array of {'leading ' if only_leading else ''}shape {lengths}")
+        if dtype not in (None, spec[0]):
+            raise self.array_node(name).error(f"{dtype}")
+
+    def read_array(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Read an array that must have this dtype and shape."""
+        self.require(name, shape, dtype)
+        return self.tensor(name)
+
+    def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Read an array that must have the dtype and shape of `like`."""
+        return self.read_array(name, tuple(like.shape), like.dtype)
+
+    def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Copy arrays into the tensors of the same names."""
+        for name, target in targets.items():
+            array = self.read_like(name, target)
+            if target.is_cpu and target.is_contiguous():
+                # numpy copies in one thread; the parallel `copy_` of torch would wait for busy cores.
+                writable_memory(target)[:] = writable_memory(array)
+            else:
+                target.copy_(array)
+
+    def finish(self, part_name: str) -> None:
+        """Raise unless every array was requested."""
+        if self._unread_names:
+            raise self.array_node(next(iter(self._unread_names))).error(f"no other array than those of a {part_name}")
 
 
-def arrays_in_memory(where: str, tensors: Mapping[str, torch.Tensor]) -> ArraySource:
-    """Make a source of copies of tensors."""
-    for name, x in tensors.items():
-        is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
-        if not isinstance(name, str) or not is_plain:
-            got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise Node(f"{where}: {name}", got).error("a dense tensor with values")
-
-    def read(name: str) -> torch.Tensor:
-        return normalize_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
-
-    return ArraySource(where, {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}, read)
+def _matches(length: int, expected: int | range | None) -> bool:
+    return expected is None or (length in expected if isinstance(expected, range) else length == expected)
 
 
-def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None]) -> ArraySource:
-    """Make a source of the arrays of one file. `fill(offset, target)` copies verified bytes of the file."""
+def arrays_in_file(
+    where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None], values: Node, config: Node
+) -> SnapshotReader:
+    """Make a reader of the arrays of one file. `fill(offset, target)` copies verified bytes of the file."""
     specs: dict[str, ArraySpec] = {}
     offsets: dict[str, int] = {}
     nbytes = 0
@@ -345,7 +431,7 @@ def arrays_in_file(where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int,
         require_bool_bytes(tensor, f"{where}: {name}")
         return tensor
 
-    return ArraySource(where, specs, read)
+    return SnapshotReader(where, specs, read, values, config)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

@@ -32,18 +32,17 @@ from relive.storage.codec import (
     MAX_FIRST_LINE_BYTES,
     MAX_JSON_BYTES,
     Arrays,
-    ArraySource,
+    Node,
+    SnapshotReader,
     add_checksum,
     array_info,
     arrays_from_json,
     arrays_in_file,
     arrays_to_json,
-    choose_reader,
     folder_format,
     from_json,
-    parse_folder_format,
-    parse_format,
     require_first_line,
+    require_folder_format,
     tensor_bytes,
     to_json,
 )  # fmt: skip
@@ -84,8 +83,8 @@ _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _BOOT_PATTERN = re.compile(r".{0,128}")
 
 
-def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, only_reads: bool = False) -> Memory:
-    """See `Memory.disk`. With `only_reads` files are not changed, and writes stay private to this process."""
+def disk_memory(path: str | PathLike[str], commit_every: int | None) -> Memory:
+    """See `Memory.disk`."""
     if not isinstance(path, str | PathLike) or not os.fspath(path):
         raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
     root = Path(path).absolute()
@@ -93,8 +92,9 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     option = "" if max_rows is None else f", commit_every={max_rows}"
 
     def make_allocator(owner: Any) -> DiskAllocator:
-        require_support(SchemaError)
-        return DiskAllocator(root, owner.config(), max_rows, only_reads=only_reads)
+        _require_support(SchemaError)
+        config = owner.config()
+        return DiskAllocator(root, max_rows).require_config(config)
 
     def free_bytes() -> int | None:
         with convert_read_errors(str(root)):
@@ -110,7 +110,16 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None = None, *, o
     )
 
 
-def require_support(error_class: type[Exception]) -> None:
+def reopen(path: str | PathLike[str], *, only_reads: bool) -> DiskAllocator:
+    """Open a folder with a buffer; its `memory` is the `device` of that buffer.
+
+    With `only_reads` files are not changed, and writes stay private to this process.
+    """
+    _require_support(IncompatibleCheckpoint)
+    return DiskAllocator(Path(path).absolute(), None, only_reads=only_reads, must_exist=True)
+
+
+def _require_support(error_class: type[Exception]) -> None:
     """Raise an error of this class if the platform does not support disk memory."""
     require_persistent_memory("Memory.disk", 'Keep the buffer in memory: device="cpu".', error_class)
 
@@ -122,7 +131,9 @@ class DiskAllocator(Allocator):
     name = "disk"
     persistent = durable = True
 
-    def __init__(self, root: Path, config: Mapping[str, Any], commit_every: int | None, *, only_reads: bool) -> None:
+    def __init__(
+        self, root: Path, commit_every: int | None, *, only_reads: bool = False, must_exist: bool = False
+    ) -> None:
         self._root, self._commit_every, self._only_reads = root, commit_every, only_reads
         self._files = Files(root)
         self._arrays: dict[str, MappedFile] = {}
@@ -135,22 +146,28 @@ class DiskAllocator(Allocator):
         """Whether the last commit declares the buffer closed."""
         open_files = self._open_files = _OpenFiles(self._files, self._lock_folder(), self._arrays, self._commit_files)
         weakref.finalize(self, open_files.release)
-        self._last_commit: Commit | None = None
+        self.last_commit: Commit | None = None
         """The commit from which the buffer is recovered; None in a new folder."""
-        with self._closed_on_error(str(root)):
+        with self.closed_on_error():
             if _has_disk_format(self._files):
-                self._last_commit = self._read_last_commit(config)
+                self.last_commit = newest_commit(root)
             else:
-                self._remove_incomplete()
+                self._remove_incomplete(must_exist)
                 open_files.is_published = False
-        self.reopened = self._last_commit is not None
-        self._number = 0 if self._last_commit is None else self._last_commit.number
+        self.reopened = self.last_commit is not None
+        self._number = 0 if self.last_commit is None else self.last_commit.number
+
+    @property
+    def memory(self) -> Memory:
+        """Memory of this folder, for the buffer of its last commit."""
+        name = f"Memory.disk({str(self._root)!r})"
+        return Memory(self.device, lambda owner: self.require_config(owner.config()), lambda: None, name)
 
     @contextmanager
-    def _closed_on_error(self, where: str) -> Iterator[None]:
-        """Close the folder if the body raises. An OSError becomes a CheckpointError that names `where`."""
+    def closed_on_error(self, where: str | None = None) -> Iterator[None]:
+        """Close the folder if the body raises. An OSError becomes a CheckpointError that names a file or the folder."""
         try:
-            with convert_read_errors(where):
+            with convert_read_errors(where or str(self._root)):
                 yield
         except BaseException:
             self._close_files()
@@ -189,9 +206,9 @@ class DiskAllocator(Allocator):
             got = f"{(foreign_names or names)[0]!r} in it"
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
-    def _remove_incomplete(self) -> None:
-        """Remove the files of an interrupted creation; raise if there are rows."""
-        if self._only_reads or self._has_rows():
+    def _remove_incomplete(self, must_exist: bool) -> None:
+        """Remove the files of an interrupted creation; raise if there are rows, or with `must_exist`."""
+        if must_exist or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
         for name in self._files.regular_names(""):
@@ -207,19 +224,22 @@ class DiskAllocator(Allocator):
                 raise
             return False
 
-    def _read_last_commit(self, config: Mapping[str, Any]) -> Commit:
-        """Return the last commit; raise if its config differs from `config`, the settings of the buffer."""
-        commit = newest_commit(self._root)
+    def require_config(self, config: Mapping[str, Any]) -> DiskAllocator:
+        """Return self; raise if the config of the last commit differs from `config`, the settings of the buffer."""
+        if self.last_commit is None:
+            return self
+        saved = self.last_commit.saved.config.value
         # Samplers are not compared for a read-only buffer, which does not sample, nor if the saved sampler was a custom
         # one, which the config does not contain.
-        ignores_sampler = self._only_reads or commit.config.get("sampler") is None
+        ignores_sampler = self._only_reads or saved.get("sampler") is None
         ignored_settings = ("listeners", "sampler") if ignores_sampler else ("listeners",)
         for name, value in config.items():
-            if name not in ignored_settings and commit.config.get(name) != value:
+            if name not in ignored_settings and saved.get(name) != value:
+                self._close_files()
                 remedy = "Make the buffer with the same settings, or relive.load() it without any."
                 where = f"{name} of the buffer in {self._root}"
-                raise IncompatibleCheckpoint(explain(where, commit.config.get(name), value, remedy))
-        return commit
+                raise IncompatibleCheckpoint(explain(where, saved.get(name), value, remedy))
+        return self
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
         return kernels.guarded_lock(self._after_acquire)
@@ -236,7 +256,7 @@ class DiskAllocator(Allocator):
         if name in _DERIVED_ARRAYS:
             return torch.zeros(shape, dtype=dtype, device="cpu")
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
-        with self._closed_on_error(name):
+        with self.closed_on_error(name):
             file = self._open_array(name, nbytes) if self.reopened else self._create_array(name, nbytes)
             memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self._only_reads else mmap.ACCESS_WRITE)
             self._arrays[name] = MappedFile(file, memory, tensor_from_mapping(memory, shape, dtype))
@@ -294,9 +314,9 @@ class DiskAllocator(Allocator):
 
     def recover(self, buffer: RecoverableBuffer, *, resumes: bool) -> None:
         self._owner, self._max_rows_per_step = buffer, buffer.max_rows_per_step
-        with self._closed_on_error(str(self._root)):
-            if self._last_commit is not None:
-                buffer.recover(self._last_commit, self._checksum, resumes=resumes)
+        with self.closed_on_error():
+            if self.last_commit is not None:
+                buffer.recover(self.last_commit, self._checksum, resumes=resumes)
             if self._only_reads:
                 return
             step_bytes = max(buffer.nbytes // buffer.slots, 1)
@@ -538,30 +558,32 @@ os.register_at_fork(after_in_child=_forget_forked)
 
 
 def is_disk_memory(root: Path) -> bool:
-    """Whether a folder contains disk memory; False if its file FORMAT is missing, damaged or of checkpoints."""
-    try:
-        return _has_disk_format(Files(root))
-    except CorruptCheckpoint as error:
-        if is_read_error(error):
-            raise
-        return False
+    """Whether a folder contains disk memory of any format: without a file FORMAT, or with another one, it does not."""
+    contents = _read_format(Files(root))
+    return contents is not None and contents.startswith(b"recollect disk memory ")
 
 
 def _has_disk_format(files: Files) -> bool:
     """Whether a folder has a file FORMAT; raise if the file does not declare disk memory."""
+    contents = _read_format(files)
+    if contents is not None:
+        require_folder_format(contents, "disk memory")
+    return contents is not None
+
+
+def _read_format(files: Files) -> bytes | None:
+    """Return the contents of the file FORMAT of a folder; None without the file."""
     try:
-        contents = files.contents(FORMAT, MAX_FIRST_LINE_BYTES)
+        return files.contents(FORMAT, MAX_FIRST_LINE_BYTES)
     except FileNotFoundError:
-        return False
+        return None
     except OSError as error:
         raise make_read_error(FORMAT, error) from error
-    parse_folder_format(contents, "disk memory", READERS)
-    return True
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A saved description of disk memory: state of the buffer outside the mapped files, and the heads of its rings."""
+    """A saved description of disk memory, from which its buffer is recovered."""
 
     number: int
     boot: str
@@ -574,9 +596,8 @@ class Commit:
     """Checksum of the kinds and starts of all slots."""
     checksum: int
     """Checksum of all arrays except rows; 0 unless closed."""
-    config: dict[str, Any]
-    values: dict[str, Any]
-    arrays: ArraySource
+    saved: SnapshotReader
+    """Config of the buffer, and its state outside the mapped files, with the heads of its rings."""
 
     @property
     def name(self) -> str:
@@ -609,49 +630,6 @@ def dump_commit(document: dict[str, Any], arrays: Arrays, length: int = 0) -> by
     return add_checksum(b"\n".join([head, contents]))
 
 
-def _parse_format_1(where: str, first_line: bytes, read_at: Callable[[int, int], bytes], nbytes: int) -> Commit:
-    start, checksum = len(first_line) + 1, 0
-    for offset in range(start, nbytes, CHUNK_BYTES):
-        checksum = zlib.crc32(read_at(min(CHUNK_BYTES, nbytes - offset), offset), checksum)
-    require_first_line(where, first_line, checksum, nbytes)
-    head, newline, _ = read_at(MAX_JSON_BYTES + 1, start).partition(b"\n")
-    if not newline or len(head) > MAX_JSON_BYTES:
-        place = f"{where}, bytes {start} to {start + len(head)}"
-        expected = f"a line of at most {MAX_JSON_BYTES} bytes"
-        raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
-    node, arrays_start = from_json(where, head), start + len(head) + 1
-    infos = arrays_from_json(node.entry("arrays"))
-    if sum(array.nbytes for array in infos) != nbytes - arrays_start:
-        raise node.entry("arrays").error(f"arrays of {nbytes - arrays_start} bytes")
-
-    def fill(offset: int, target: memoryview) -> None:
-        for start in range(0, len(target), CHUNK_BYTES):
-            piece = target[start : start + CHUNK_BYTES]
-            data = read_at(len(piece), arrays_start + offset + start)
-            if len(data) < len(piece):
-                raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
-            piece[:] = data
-
-    return Commit(
-        node.entry("number").integer(1),
-        node.entry("boot").text(_BOOT_PATTERN),
-        node.entry("closed").flag(),
-        node.entry("reach").integer(1),
-        node.entry("marks").integer(0, 2**32 - 1),
-        node.entry("checksum").integer(0, 2**32 - 1),
-        node.entry("config").mapping(),
-        node.entry("values").mapping(),
-        arrays_in_file(where, infos, fill),
-    )
-
-
-READERS: dict[int, Callable[..., Commit]] = {1: _parse_format_1}
-"""Parser of the commits of each format: `parse(where, first_line, read_at, nbytes)`.
-
-`read_at(count, offset)` reads bytes of the file, which has `nbytes` bytes.
-"""
-
-
 def newest_commit(root: Path) -> Commit:
     """Return the newest intact commit."""
     commits: list[Commit] = []
@@ -674,6 +652,8 @@ def newest_commit(root: Path) -> Commit:
 
 
 def _read_commit(files: Files, name: str) -> Commit:
+    """Read and verify a commit, except its arrays, which are read when they are requested."""
+
     def read_at(count: int, offset: int) -> bytes:
         with convert_read_errors(name):
             return files.contents(name, count, offset)
@@ -683,5 +663,35 @@ def _read_commit(files: Files, name: str) -> Commit:
     if nbytes > _MAX_COMMIT_BYTES:
         raise CorruptCheckpoint(explain(name, f"at most {_MAX_COMMIT_BYTES} bytes", nbytes, "Copy it again."))
     first_line = read_at(MAX_FIRST_LINE_BYTES, 0).partition(b"\n")[0]
-    reader = choose_reader(name, parse_format(name, first_line), READERS)
-    return reader(name, first_line, read_at, nbytes)
+    start, checksum = len(first_line) + 1, 0
+    for offset in range(start, nbytes, CHUNK_BYTES):
+        checksum = zlib.crc32(read_at(min(CHUNK_BYTES, nbytes - offset), offset), checksum)
+    require_first_line(name, first_line, checksum, nbytes)
+    head, newline, _ = read_at(MAX_JSON_BYTES + 1, start).partition(b"\n")
+    if not newline or len(head) > MAX_JSON_BYTES:
+        place = f"{name}, bytes {start} to {start + len(head)}"
+        expected = f"a line of at most {MAX_JSON_BYTES} bytes"
+        raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
+    node, arrays_start = from_json(name, head), start + len(head) + 1
+    infos = arrays_from_json(node.entry("arrays"))
+    if sum(array.nbytes for array in infos) != nbytes - arrays_start:
+        raise node.entry("arrays").error(f"arrays of {nbytes - arrays_start} bytes")
+
+    def fill(offset: int, target: memoryview) -> None:
+        for start in range(0, len(target), CHUNK_BYTES):
+            piece = target[start : start + CHUNK_BYTES]
+            data = read_at(len(piece), arrays_start + offset + start)
+            if len(data) < len(piece):
+                raise CorruptCheckpoint(explain(name, "all bytes of its arrays", "a shorter file", "Copy it again."))
+            piece[:] = data
+
+    config, values = (Node(f"{name}: {key}", node.entry(key).mapping()) for key in ("config", "values"))
+    return Commit(
+        node.entry("number").integer(1),
+        node.entry("boot").text(_BOOT_PATTERN),
+        node.entry("closed").flag(),
+        node.entry("reach").integer(1),
+        node.entry("marks").integer(0, 2**32 - 1),
+        node.entry("checksum").integer(0, 2**32 - 1),
+        arrays_in_file(name, infos, fill, values, config),
+    )
