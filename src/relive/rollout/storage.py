@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -24,6 +24,19 @@ from relive.schema.invariants import overflow_warnings, verify_addresses, verify
 from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
 from relive.storage import Memory
+
+_OMITTED = {
+    flags: frozenset(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, flags))
+    for flags in itertools.product((False, True), repeat=2)
+}
+"""Names of missing optional fields, by whether the value and the log_prob are missing."""
+
+
+class Finals(NamedTuple):
+    """Final observations: (step, environment) of K truncated steps, and observation leaves [K, …]."""
+
+    positions: list[tuple[int, int]]
+    leaves: list[torch.Tensor]
 
 
 class Storage:
@@ -50,7 +63,8 @@ class Storage:
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
         self._is_optional = tuple(path[0] in OPTIONAL_ROLLOUT_FIELDS for path in schema.paths)
-        self._set_optional((True, True))
+        self.omitted = _OMITTED[False, False]
+        """Optional fields that the steps do not have."""
         self.num_stored = 0
         self.generation = 0
         """Number of calls of `clear`."""
@@ -58,6 +72,8 @@ class Storage:
         """Fields of the next step that are already written."""
         self.attached: dict[Path, torch.Tensor] = {}
         """Attached tensors [rows, N, …] by path; an attached optional field is its stored tensor."""
+        self.finals: list[Finals] = []
+        """Final observations of each step that has at least one; after a load they are one entry."""
         self.is_exposed = False
         """Whether callers have tensors that share this memory."""
         self._bind()
@@ -68,33 +84,22 @@ class Storage:
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: `values` of the first seven fields, and `extra` by name."""
-        has_optional, leaf_indices = (values[5] is not None, values[6] is not None), None
+        omitted, leaf_indices = _OMITTED[values[5] is None, values[6] is None], None
         # This fast branch handles every step except the first one and steps after `stage`.
-        if has_optional == self._has_optional and not self.staged:
+        if omitted == self.omitted and not self.staged:
             leaves = values if self._is_plain and not extra else self._flatten(values, extra)
         else:
-            has_optional = has_optional[0] or "value" in self.staged, has_optional[1] or "log_prob" in self.staged
-            for name, is_present, was_present in zip(
-                OPTIONAL_ROLLOUT_FIELDS, has_optional, self._has_optional, strict=True
-            ):
-                if row and is_present is not was_present:
-                    raise _optional_field_error(name, was_present=was_present)
+            omitted -= self.staged
+            for name in OPTIONAL_ROLLOUT_FIELDS if row else ():
+                if (name in omitted) is not (name in self.omitted):
+                    raise _optional_field_error(name, was_present=name not in self.omitted)
             fields = self._flatten.by_field(values, extra, self.staged)
             leaves = tuple(itertools.chain.from_iterable(fields.values()))
             leaf_indices = tuple(i for name in fields for i in self.schema.leaf_indices[name])
         if row != self.num_stored:
             raise _reentry_error()
         self.write(row, leaves, leaf_indices)
-        if has_optional != self._has_optional:
-            self._set_optional(has_optional)
-
-    def _set_optional(self, has_optional: tuple[bool, bool]) -> None:
-        omitted = frozenset(
-            name for name, is_present in zip(OPTIONAL_ROLLOUT_FIELDS, has_optional, strict=True) if not is_present
-        )
-        # All attributes are set by one statement without a call, which a signal cannot interrupt.
-        self._has_optional, self.omitted = has_optional, omitted
-        """Whether the steps have a value and a log_prob (two bools), and the names of the missing optional fields."""
+        self.omitted = omitted
 
     def stage(self, fields: Mapping[str, Any]) -> None:
         leaves: list[Any] = []
@@ -139,20 +144,22 @@ class Storage:
         if bad_position >= 0:
             raise misaligned_error(path_name(paths[indices[bad_position]]))
 
-    def commit(self, row: int) -> None:
-        """Make the written row a stored step."""
-        if self.staged or self.attached:
-            staged: set[str] = set()
-            # All attributes are set by one statement without a call, which a signal cannot interrupt.
-            self.staged, self.attached, self.num_stored = staged, {}, row + 1
-            return
-        self.num_stored = row + 1
+    def commit(self, row: int, finals: list[Finals]) -> None:
+        """Make the written row a stored step; `finals` are the final observations of all stored steps."""
+        staged = set[str]() if self.staged else self.staged
+        attached = {} if self.attached else self.attached
+        # All attributes are set by one statement without a call, which a signal cannot interrupt.
+        self.staged, self.attached, self.finals, self.num_stored = staged, attached, finals, row + 1
 
     def take_back(self, steps: int) -> None:
         """Make the first `steps` rows, which a collector has written with every field, the stored steps."""
         self.clear()
-        self._set_optional((True, True))
-        self.num_stored = steps
+        self.omitted, self.num_stored = frozenset(), steps
+
+    @property
+    def final_positions(self) -> list[tuple[int, int]]:
+        """Step and environment of each final observation."""
+        return [position for finals in self.finals for position in finals.positions]
 
     def flag(self, name: str) -> torch.Tensor:
         """Return the tensor [rows, N] of the field "terminated" or "truncated"."""
@@ -176,9 +183,10 @@ class Storage:
         torch._foreach_zero_([tensor[row] for tensor in self.tensors])
 
     def clear(self) -> None:
-        """Remove the steps, staged fields and attached leaves."""
+        """Remove the steps, their final observations, staged fields and attached leaves."""
         self.generation += 1
         self.num_stored = 0
+        self.finals = []
         self.staged.clear()
         self.attached.clear()
 
@@ -310,8 +318,7 @@ class Storage:
         saved.copy_into(self.rows())
         self.clear()
         self.num_stored = num_steps
-        present_fields = self._saved_optional_fields(saved, num_steps)
-        self._set_optional(("value" in present_fields, "log_prob" in present_fields))
+        self.omitted = self._saved_omitted_fields(saved, num_steps)
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.error("a declared field")
@@ -326,17 +333,15 @@ class Storage:
                 declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = declared_leaves[path]
 
-    def _saved_optional_fields(self, saved: SnapshotReader, num_stored: int) -> set[str]:
+    def _saved_omitted_fields(self, saved: SnapshotReader, num_stored: int) -> frozenset[str]:
         node = saved.values
         if "given" in node.entries():
-            return {
-                name.one_of(OPTIONAL_ROLLOUT_FIELDS) for name in node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
-            }
+            names = node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
+            return frozenset(OPTIONAL_ROLLOUT_FIELDS).difference(name.one_of(OPTIONAL_ROLLOUT_FIELDS) for name in names)
         # Checkpoints without the entry "given" have the number of steps with a value, and zeros for a missing log_prob.
-        has_value = node.entry("valued").integer(0, num_stored) == num_stored
+        has_no_value = node.entry("valued").integer(0, num_stored) != num_stored
         leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
-        has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
-        return set(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, (has_value, has_log_prob)))
+        return _OMITTED[has_no_value, not any(bool((leaf != 0).any()) for leaf in leaves)]
 
     def check(self) -> None:
         """Verify the shape and dtype of every tensor, and that staged and attached fields fit the stored steps."""
