@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
-import os
 import random
-import threading
 from collections import Counter, deque
-from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -40,14 +36,6 @@ def rows(first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows `first` to `stop` − 1 of `filled` as a batch."""
     t = torch.arange(first, stop, dtype=torch.float32)
     return torch.stack([t, -t], 1), 10 * t
-
-
-def state(buffer: rl.DistillationBuffer) -> str:
-    """Return everything that a call could change, as text."""
-    ring = buffer._ring
-    stored = buffer[torch.arange(ring.oldest, ring.head)].to_dict() if len(buffer) else {}
-    numbers = ring.head, ring.floor, buffer._starts, buffer.nbytes
-    return repr((stored, numbers, buffer._schema.trees, buffer._random.snapshot()))
 
 
 def stored(buffer: rl.DistillationBuffer) -> list[tuple[int, int, float, float]]:
@@ -137,12 +125,6 @@ class TestAdding:
         assert torch.equal(buffer[[0, 2]]["obs"], ones[:2])
         buffer.mix(ones[:, 0], ones[:, 1], 0.5)
 
-    def test_stacked_observations_are_stored_whole(self) -> None:
-        buffer = rl.DistillationBuffer(4, obs=rl.Stacked(2, 3), action=())
-        stack = torch.arange(6.0).view(2, 3)
-        buffer.add(stack, 1.0)
-        assert torch.equal(buffer[0]["obs"], stack)
-
     def test_inputs_and_batches_are_copies(self, backend: str) -> None:
         obs, action = (x.numpy() for x in rows(0, 4))
         buffer = rl.DistillationBuffer(8, obs=2)
@@ -210,11 +192,6 @@ class TestInferring:
         assert buffer[[0, 4]]["action", "legs", "1"].tolist() == [0, 1]
         assert buffer[4]["weight"] == 1.0
 
-    def test_a_tuple_of_numbers_is_a_vector(self) -> None:
-        buffer = rl.DistillationBuffer(8, obs=2)
-        buffer.add([0, 0], (0.5, 1.5))
-        assert buffer[0]["action"].tolist() == [0.5, 1.5]
-
     def test_inferred_fields_are_fixed_after_the_first_add(self) -> None:
         buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], 3, mean=[0.0])
@@ -257,16 +234,6 @@ class TestInferring:
 
 
 class TestRefusing:
-    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
-    def test_a_capacity_is_a_positive_int(self, wrong: Any) -> None:
-        with pytest.raises(rl.SchemaError, match="capacity: expected a positive int"):
-            rl.DistillationBuffer(wrong, obs=1)
-
-    @pytest.mark.parametrize("name", ["obs", "action", "index", "round", "self"])
-    def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
-        with pytest.raises(rl.SchemaError, match=f"extra: expected other names than .*{name}.* reserved, got '{name}'"):
-            rl.DistillationBuffer(4, obs=1, extra={name: 1})
-
     @pytest.mark.parametrize(
         ("obs", "action", "message"),
         [
@@ -289,18 +256,6 @@ class TestRefusing:
         with pytest.raises(rl.SchemaError, match=message):
             buffer.add(obs, action)
         assert digest(buffer) == before
-
-    def test_an_empty_batch_adds_no_rows(self) -> None:
-        buffer = rl.DistillationBuffer(4, obs=2, action=rl.Field((), torch.int32))
-        buffer.add(np.zeros((0, 2)), np.zeros(0, np.int64))
-        assert len(buffer) == 0
-
-    def test_nested_observations_need_their_keys(self) -> None:
-        buffer = rl.DistillationBuffer(4, obs={"a": 1, "b": 2}, action=())
-        with pytest.raises(rl.SchemaError, match="obs: expected the keys"):
-            buffer.add({"a": [0.0]}, 1.0)
-        with pytest.raises(rl.SchemaError, match=r"obs.b: expected shape \(2, 2\) for 2 rows, got \(2,\)"):
-            buffer.add({"a": np.zeros((2, 1)), "b": np.zeros(2)}, np.zeros(2))
 
 
 class TestSampling:
@@ -334,15 +289,6 @@ class TestSampling:
             assert torch.equal(*(torch.cat([x["index"] for x in b.epochs(2)]) for b in (first, second)))
         assert not torch.equal(filled(9, seed=None).sample(20)["index"], filled(9, seed=None).sample(20)["index"])
         assert (torch.get_rng_state().tolist(), random.getstate()) == others
-
-    @pytest.mark.parametrize("wrong", [0, -3, 2.0, True, None])
-    def test_a_batch_size_is_a_positive_int(self, wrong: Any) -> None:
-        with pytest.raises(rl.SchemaError, match="expected a positive int"):
-            filled(3).sample(wrong)
-        with pytest.raises(rl.SchemaError, match="batch_size: expected a positive int"):
-            filled(3).epochs(wrong)
-        with pytest.raises(rl.SchemaError, match="epochs: expected a positive int"):
-            filled(3).epochs(2, epochs=wrong)
 
     def test_out_is_filled_and_returned(self, backend: str) -> None:
         buffer, same = (rl.DistillationBuffer(16, obs=2, action=(), seed=3) for _ in range(2))
@@ -723,57 +669,10 @@ class TestFilling:
         with pytest.raises(rl.NotReadyError, match="fill: expected at least 1 stored transition, got 0"):
             rl.DistillationBuffer(30, obs=3).fill(rl.ReplayBuffer(4, obs=3, action=()))
 
-    def test_ids_lists_the_sampleable_rows_of_a_replay_buffer(self, backend: str) -> None:
-        for steps in (0, 5, 90):
-            replay, _ = make_replay(steps) if steps else (rl.ReplayBuffer(6, obs=1, action=()), [])
-            drawn = set(replay.sample(5000)["index"].tolist()) if steps else set()
-            assert replay.ids().tolist() == sorted(drawn)
-
 
 class TestAround:
     def test_repr_names_rows_and_round(self) -> None:
         assert repr(filled(3)) == "DistillationBuffer(3 of 16 rows, round=0, fields=(obs, action), device='cpu')"
-
-    def test_the_docstring_runs(self) -> None:
-        assert doctest.testmod(relive.distillation).failed == 0
-        assert doctest.testmod(relive.distillation).attempted == 4
-
-    def test_threads_add_and_draw_whole_rows(self) -> None:
-        buffer, errors = filled(1, capacity=50), []
-
-        def work(what: Callable[[], None]) -> None:
-            try:
-                for _ in range(150):
-                    what()
-            except Exception as error:
-                errors.append(error)
-
-        def read() -> None:
-            batch = buffer.sample(20)
-            assert torch.equal(batch["action"], 10 * batch["obs"][:, 0])
-            assert torch.equal(batch["obs"][:, 1], -batch["obs"][:, 0])
-
-        works = [lambda: buffer.add(*rows(0, 70)), lambda: buffer.add([3, -3], 30.0), read, read]
-        threads = [threading.Thread(target=work, args=(what,)) for what in works]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors
-        assert buffer.state_dict()["values"]["ring"]["head"] == 1 + 150 * 71
-
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-    def test_a_forked_child_must_make_its_own_buffer(self) -> None:
-        buffer = filled(3)
-        child = os.fork()
-        if child == 0:
-            try:
-                buffer.add([0, 0], 1.0)
-            except RuntimeError as error:
-                os._exit(7 if "forked child" in str(error) else 1)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_first_add_is_checked_against_rows_that_its_value_added() -> None:

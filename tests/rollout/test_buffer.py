@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from typing import Any
@@ -81,21 +80,6 @@ class TestStoring:
         assert torch.equal(batch["privileged", "mass"], time / 2)
         assert torch.equal(batch["privileged", "map"][:, 1, 1], time.to(torch.uint8))
 
-    def test_several_agents_have_an_axis_of_their_own(self, backend: str) -> None:
-        rollout = rl.RolloutBuffer(2, N, obs=(2, 3), action=rl.Field(2, torch.int64), reward=(2,), value=(2,))
-        for t in range(2):
-            rollout.add(
-                np.zeros((N, 2, 3)),
-                np.zeros((N, 2), int),
-                np.full((N, 2), [1.0, 10.0]),
-                np.full(N, t == 1),
-                np.zeros(N, bool),
-                value=np.zeros((N, 2)),
-                log_prob=np.zeros((N, 2)),
-            )
-        rollout.compute_advantage(np.zeros((N, 2)), gamma=1.0, lam=1.0)
-        assert rollout["advantage"].tolist() == [[[2.0, 20.0]] * N, [[1.0, 10.0]] * N]
-
     def test_log_prob_can_be_declared_otherwise(self) -> None:
         rollout = rl.RolloutBuffer(1, N, obs=2, action=2, reward=(2,), extra={"log_prob": ()})
         flags = np.zeros(N, bool)
@@ -116,24 +100,6 @@ class TestStoring:
         assert batch["obs"].shape == (3, 2)
         assert batch["tag"].tolist() == [0, 1, 2]
         assert rollout.env_major().batch_size == torch.Size([1, 4])
-
-    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
-    def test_sizes_must_be_positive_ints(self, wrong: Any) -> None:
-        with pytest.raises(rl.SchemaError, match="num_steps: expected a positive int"):
-            rl.RolloutBuffer(wrong, 2, obs=1, action=1)
-        if wrong is not None:
-            with pytest.raises(rl.SchemaError, match="num_envs: expected a positive int"):
-                rl.RolloutBuffer(2, wrong, obs=1, action=1)
-
-    @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
-    def test_a_seed_is_a_non_negative_int(self, wrong: Any) -> None:
-        with pytest.raises(rl.SchemaError, match="seed: expected a non-negative int or None"):
-            rl.RolloutBuffer(2, 2, obs=1, action=1, seed=wrong)
-
-    @pytest.mark.parametrize("name", ["obs", "reward", "mask", "index", "advantage", "return"])
-    def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
-        with pytest.raises(rl.SchemaError, match=f"extra: expected other names than .*{name}.* reserved, got '{name}'"):
-            rl.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
 
     def test_a_reward_that_is_no_number_is_refused(self) -> None:
         for wrong, where in ((rl.Field((), torch.int64), "reward"), ({"a": rl.Field((), torch.bool)}, "reward.a")):
@@ -210,40 +176,8 @@ class TestForEnv:
         with pytest.raises(rl.SchemaError, match="final_obs: expected None under autoreset=NEXT_STEP"):
             make(filled=0, autoreset="NEXT_STEP").add(**step(0), final_obs=np.zeros((N, 2)))
 
-    @pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])
-    def test_cartpole_under_every_vectorisation(self, mode: str) -> None:
-        envs = gym.make_vec("CartPole-v1", 4, vectorization_mode=mode)
-        rollout = rl.RolloutBuffer.for_env(envs, 60)
-        obs, _ = envs.reset(seed=0)
-        random = np.random.default_rng(0)
-        for _ in range(60):
-            action = random.integers(0, 2, 4)
-            taken = envs.step(action)
-            rollout.add_step(obs, action, taken, value=np.zeros(4))
-            obs = taken[0]
-        envs.close()
-        rollout.compute_advantage(np.zeros(4), final_value=np.zeros(len(rollout.final_obs)))
-        data = rollout.data
-        ended = (data["terminated"] | data["truncated"])[:-1]
-        assert ended.any()
-        if rollout.autoreset is AutoresetMode.NEXT_STEP:
-            assert torch.equal(~data["mask"][1:], ended)
-            assert not data["reward"][~data["mask"]].any()
-        assert len(rollout) == int(data["mask"].sum())
-
 
 class TestOtherDevices:
-    def test_the_meta_device_runs_the_whole_cycle_without_reading_data(self) -> None:
-        rollout = rl.RolloutBuffer(3, N, obs=2, action=(), device="meta")
-        row = {"obs": torch.empty(N, 2), "action": torch.empty(N), "reward": torch.empty(N), "value": torch.empty(N)}
-        row = {name: tensor.to("meta") for name, tensor in row.items()}
-        flags = torch.empty(N, dtype=torch.bool, device="meta")
-        for _ in range(3):
-            rollout.add(**row, terminated=flags, truncated=flags)
-        rollout.compute_advantage(np.zeros(N), last_obs=np.zeros((N, 2)), bootstrap_truncated=False)
-        assert rollout["advantage"].shape == (3, N)
-        assert rollout["advantage"].device.type == "meta"
-
     def test_a_tensor_of_another_device_is_refused(self) -> None:
         rollout = rl.RolloutBuffer(3, N, obs=2, action=(), device="meta")
         with pytest.raises(rl.SchemaError, match="obs: expected a tensor on meta, got cpu"):
@@ -272,23 +206,17 @@ class TestThreadsAndProcesses:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
     # Python warns of forks of a process with threads, which this test needs.
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
     def test_a_forked_child_is_told_not_to_use_it(self) -> None:
         rollout = make(filled=1)
-
-        def child(queue: Any) -> None:
+        child = os.fork()
+        if child == 0:
             try:
                 rollout.add(**step(1))
             except RuntimeError as error:
-                queue.put(str(error))
-
-        context = multiprocessing.get_context("fork")
-        queue = context.SimpleQueue()
-        process = context.Process(target=child, args=(queue,))
-        process.start()
-        process.join(30)
-        assert process.exitcode == 0
-        assert "forked child" in queue.get()
+                os._exit(7 if "forked child" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         rollout.add(**step(1))
 
 
