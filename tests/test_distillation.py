@@ -24,7 +24,7 @@ from tests.faults.digest import digest
 from tests.scripted import act, step_and_reset, vector
 
 
-def filled(count: int, capacity: int = 16, **options: Any) -> rl.DistillationBuffer:
+def make_buffer(count: int, capacity: int = 16, **options: Any) -> rl.DistillationBuffer:
     """Return a buffer of recognisable rows: obs = (t, -t), action = 10·t, with t the row."""
     buffer = rl.DistillationBuffer(capacity, **{"obs": 2, "action": (), "seed": 0, **options})
     for t in range(count):
@@ -33,7 +33,7 @@ def filled(count: int, capacity: int = 16, **options: Any) -> rl.DistillationBuf
 
 
 def rows(first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows `first` to `stop` − 1 of `filled` as a batch."""
+    """Return the rows `first` to `stop` − 1 of `make_buffer` as a batch."""
     t = torch.arange(first, stop, dtype=torch.float32)
     return torch.stack([t, -t], 1), 10 * t
 
@@ -230,7 +230,7 @@ class TestInferring:
 
     def test_with_a_declared_action_every_field_must_be_declared(self) -> None:
         with pytest.raises(rl.SchemaError, match="mean: expected a declared field"):
-            filled(0).add([0, 0], 1.0, mean=0.0)
+            make_buffer(0).add([0, 0], 1.0, mean=0.0)
 
 
 class TestRefusing:
@@ -251,7 +251,7 @@ class TestRefusing:
         ],
     )
     def test_wrong_shapes_and_dtypes_are_refused_and_nothing_changes(self, obs: Any, action: Any, message: str) -> None:
-        buffer = filled(5)
+        buffer = make_buffer(5)
         before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=message):
             buffer.add(obs, action)
@@ -261,7 +261,7 @@ class TestRefusing:
 class TestSampling:
     @pytest.mark.parametrize("count", [7, 16, 41])
     def test_every_stored_row_is_as_likely_as_any_other(self, count: int, backend: str) -> None:
-        buffer, draws = filled(count), 16_000
+        buffer, draws = make_buffer(count), 16_000
         batch = buffer.sample(draws)
         assert torch.equal(batch["obs"][:, 0], batch["index"].float())
         assert torch.equal(batch["action"], 10.0 * batch["index"])
@@ -273,7 +273,7 @@ class TestSampling:
         assert chi_squared < 40
 
     def test_an_empty_buffer_cannot_be_sampled(self) -> None:
-        for buffer in (filled(0), rl.DistillationBuffer(4, obs=2), filled(3)):
+        for buffer in (make_buffer(0), rl.DistillationBuffer(4, obs=2), make_buffer(3)):
             buffer.clear()
             for read in (lambda b: b.sample(3), lambda b: b.epochs(3), lambda b: b.sample(1, out=TensorDict())):
                 with pytest.raises(rl.NotReadyError, match="expected at least 1 stored row, got 0. Add rows first."):
@@ -283,11 +283,13 @@ class TestSampling:
         torch.manual_seed(0)
         random.seed(0)
         others = torch.get_rng_state().tolist(), random.getstate()
-        first, second = (filled(9, seed=5) for _ in range(2))
+        first, second = (make_buffer(9, seed=5) for _ in range(2))
         for _ in range(3):
             assert torch.equal(first.sample(20)["index"], second.sample(20)["index"])
             assert torch.equal(*(torch.cat([x["index"] for x in b.epochs(2)]) for b in (first, second)))
-        assert not torch.equal(filled(9, seed=None).sample(20)["index"], filled(9, seed=None).sample(20)["index"])
+        assert not torch.equal(
+            make_buffer(9, seed=None).sample(20)["index"], make_buffer(9, seed=None).sample(20)["index"]
+        )
         assert (torch.get_rng_state().tolist(), random.getstate()) == others
 
     def test_out_is_filled_and_returned(self, backend: str) -> None:
@@ -301,11 +303,11 @@ class TestSampling:
         assert buffer.sample(8, out=out) is out
         expected = same.sample(8)
         assert all(torch.equal(out[name], expected[name]) for name in ("obs", "action", "index", "round"))
-        drawn = [batch["index"].clone() for batch in buffer.epochs(8, out=out, epochs=2)]
-        assert [set(torch.cat(drawn[i : i + 2]).tolist()) for i in (0, 2)] == [set(range(4, 20))] * 2
+        indices = [batch["index"].clone() for batch in buffer.epochs(8, out=out, epochs=2)]
+        assert [set(torch.cat(indices[i : i + 2]).tolist()) for i in (0, 2)] == [set(range(4, 20))] * 2
 
     def test_an_out_in_the_memory_of_the_buffer_is_refused_before_anything_is_drawn(self, backend: str) -> None:
-        buffer = filled(10)
+        buffer = make_buffer(10)
         out = buffer.sample(4)
         out["obs"] = buffer.state_dict()["rows"]["column0"].squeeze(1)[2:6]
         before = digest(buffer)
@@ -315,7 +317,7 @@ class TestSampling:
         assert digest(buffer) == before
 
     def test_an_out_that_does_not_fit_is_refused_before_anything_is_drawn(self) -> None:
-        buffer = filled(10)
+        buffer = make_buffer(10)
         out = buffer.sample(4)
         before = digest(buffer)
         with pytest.raises(rl.SchemaError, match=r"out.obs: expected contiguous torch.float32 of shape \(5, 2\)"):
@@ -331,14 +333,14 @@ class TestSampling:
         assert digest(buffer) == before
 
     def test_a_batch_is_copied_to_another_device(self) -> None:
-        buffer = filled(10)
+        buffer = make_buffer(10)
         assert buffer.sample(4, device="meta")["obs"].device.type == "meta"
         assert next(buffer.epochs(4, device="meta"))["obs"].device.type == "meta"
 
 
 class TestEpochs:
     def test_an_epoch_has_every_row_once_in_a_new_order(self, backend: str) -> None:
-        buffer = filled(23)
+        buffer = make_buffer(23)
         batches = list(buffer.epochs(5, epochs=3))
         assert [len(batch) for batch in batches] == [5, 5, 5, 1] * 3
         orders = [torch.cat([b["index"] for b in batches[i : i + 4]]).tolist() for i in (0, 4, 8)]
@@ -347,7 +349,7 @@ class TestEpochs:
         assert all(torch.equal(batch["action"], 10.0 * batch["index"]) for batch in batches)
 
     def test_drop_last_omits_an_incomplete_batch(self) -> None:
-        buffer = filled(13)
+        buffer = make_buffer(13)
         assert [len(batch) for batch in buffer.epochs(5, epochs=2, drop_last=True)] == [5, 5] * 2
         seen = {int(i) for batch in buffer.epochs(5, epochs=40, drop_last=True) for i in batch["index"]}
         assert seen == set(range(13))
@@ -355,7 +357,7 @@ class TestEpochs:
             buffer.epochs(14, drop_last=True)
 
     def test_reading_rows_overwritten_during_an_epoch_is_an_error(self) -> None:
-        buffer = filled(14)
+        buffer = make_buffer(14)
         batches = buffer.epochs(4)
         next(batches)
         buffer.add(*rows(14, 16))
@@ -375,7 +377,7 @@ class TestEpochs:
 
 class TestRowsById:
     def test_an_id_names_the_same_row_until_it_is_overwritten(self) -> None:
-        buffer = filled(20)
+        buffer = make_buffer(20)
         assert buffer[[4, 19, 4]]["action"].tolist() == [40.0, 190.0, 40.0]
         assert buffer[np.int64(7)]["obs"].tolist() == [7.0, -7.0]
         for wrong in (3, 20, -1):
@@ -390,7 +392,7 @@ class TestRowsById:
     def test_an_index_is_int64_in_one_axis(self) -> None:
         for wrong in (1.5, [1.5], [[1]], True):
             with pytest.raises(rl.SchemaError, match="index: expected a vector of int64"):
-                filled(3)[wrong]
+                make_buffer(3)[wrong]
 
 
 def three_rounds(**options: Any) -> rl.DistillationBuffer:
@@ -419,7 +421,7 @@ class TestRounds:
         assert buffer[21]["round"] == 2
 
     def test_a_round_may_have_no_rows(self) -> None:
-        buffer = filled(3)
+        buffer = make_buffer(3)
         buffer.next_round()
         buffer.next_round()
         buffer.add([3, -3], 30.0)
@@ -672,7 +674,7 @@ class TestFilling:
 
 class TestAround:
     def test_repr_names_rows_and_round(self) -> None:
-        assert repr(filled(3)) == "DistillationBuffer(3 of 16 rows, round=0, fields=(obs, action), device='cpu')"
+        assert repr(make_buffer(3)) == "DistillationBuffer(3 of 16 rows, round=0, fields=(obs, action), device='cpu')"
 
 
 def test_a_first_add_is_checked_against_rows_that_its_value_added() -> None:

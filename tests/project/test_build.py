@@ -49,9 +49,9 @@ def test_importing_leaves_global_random_generators_alone() -> None:
     """`rich` uses Python's random generator on import."""
     lines = (
         "import random, numpy, torch",
-        "kept = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()",
+        "before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()",
         "import relive",
-        "found = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()",
-        "assert found == kept, 'import relive has drawn numbers'",
+        "after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()",
+        "assert after == before, 'import relive has drawn numbers'",
     )
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

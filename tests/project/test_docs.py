@@ -91,9 +91,9 @@ def test_the_members_that_the_reference_names_exist(name: str) -> None:
         pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     members = set(re.findall(r"`(\w+)`", MEMBERS[name])) - {"len"}
     assert members
-    made = resolve_name(f"relive.{name}")
-    fields = {key for kind in made.__mro__ for key in getattr(kind, "__annotations__", {})}
-    assert {member for member in members if not hasattr(made, member) and member not in fields} == set()
+    owner = resolve_name(f"relive.{name}")
+    fields = {key for kind in owner.__mro__ for key in getattr(kind, "__annotations__", {})}
+    assert {member for member in members if not hasattr(owner, member) and member not in fields} == set()
 
 
 def _exists(name: str) -> bool:

@@ -12,14 +12,14 @@ from tests.rollout.steps import N, make, step
 
 class TestAdvantage:
     def test_needs_a_value_at_every_step(self) -> None:
-        rollout = make(filled=0)
+        rollout = make(count=0)
         for t in range(3):
             rollout.add(**step(t, value=None))
         with pytest.raises(rl.NotReadyError, match="a value at 3 steps, got none. Pass value= to every add"):
             rollout.compute_advantage(np.zeros(N))
 
     def test_an_empty_rollout_is_not_ready(self) -> None:
-        rollout = make(filled=0)
+        rollout = make(count=0)
         for call in (
             lambda: rollout.compute_advantage(np.zeros(N)),
             lambda: rollout.minibatches(2),
@@ -32,7 +32,7 @@ class TestAdvantage:
         assert len(rollout) == 0
 
     def test_a_truncated_step_without_its_final_observation_says_what_to_pass(self) -> None:
-        rollout = make(filled=1)
+        rollout = make(count=1)
         rollout.add(**step(1, truncated=np.array([False, True, False])))
         with pytest.raises(rl.NotReadyError, match="final_obs of step 1, environment 1: .*Pass final_obs= to add"):
             rollout.compute_advantage(np.zeros(N))
@@ -40,7 +40,7 @@ class TestAdvantage:
         assert rollout["return"].tolist() == [[0 + 10, 1 + 11, 2 + 12], [10, 11, 12]]
 
     def test_final_values_are_asked_for_by_number(self) -> None:
-        rollout = make(filled=0)
+        rollout = make(count=0)
         finals = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
         rollout.add(**step(0, truncated=np.array([True, False, True])), final_obs=finals)
         rollout.add(**step(1))
@@ -62,7 +62,7 @@ class TestAdvantage:
         rollout.compute_advantage(np.zeros(N), final_value=torch.zeros(0))
 
     def test_a_staged_step_must_be_completed_first(self) -> None:
-        rollout = make(filled=2)
+        rollout = make(count=2)
         rollout.stage(value=np.zeros(N))
         with pytest.raises(rl.NotReadyError, match="expected complete steps, got a step with staged value"):
             rollout.compute_advantage(np.zeros(N))
@@ -96,7 +96,7 @@ class TestEnvMajor:
 
     @pytest.mark.parametrize("mode", [None, "SAME_STEP", "DISABLED"])
     def test_a_refused_step_leaves_the_last_slot_as_it_was(self, mode: str | None) -> None:
-        rollout = make(filled=1, autoreset=mode)
+        rollout = make(count=1, autoreset=mode)
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
         before = rollout.env_major().clone()
         fields = step(7, truncated=np.array([False, True, False]))

@@ -26,7 +26,7 @@ class TestMinibatches:
     def test_every_row_once_an_epoch_in_exact_sizes(
         self, steps: int, envs: int, size: int, epochs: int, drop_last: bool, shuffle: bool
     ) -> None:
-        rollout = make(steps, num_envs=envs, filled=0)
+        rollout = make(steps, num_envs=envs, count=0)
         for t in range(steps):
             rollout.add(**step(t, n=envs))
         total = steps * envs
@@ -51,7 +51,7 @@ class TestMinibatches:
                 assert torch.equal(batch["reward"], 10.0 * (batch["index"] // envs) + batch["index"] % envs)
 
     def test_order_is_uniform(self) -> None:
-        rollout = make(1, num_envs=4, filled=0)
+        rollout = make(1, num_envs=4, count=0)
         rollout.add(**step(0, n=4))
         seen: dict[tuple[int, ...], int] = {}
         for batch in rollout.minibatches(4, epochs=24 * 200):
@@ -63,7 +63,7 @@ class TestMinibatches:
         assert chi_squared < 49.7
 
     def test_fields_says_what_is_read(self, backend: str) -> None:
-        rollout = make(extra={"e": {"a": (), "b": ()}}, filled=0)
+        rollout = make(extra={"e": {"a": (), "b": ()}}, count=0)
         rollout.add(**step(0), e={"a": np.zeros(N), "b": np.ones(N)})
         batch = next(rollout.minibatches(2, fields=["action", ("e", "b")]))
         assert set(batch.keys(True, True)) == {"action", ("e", "b")}

@@ -21,7 +21,7 @@ from tests.tiers import select
 MODES = ("chunked", "overlap", "every")
 
 
-def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
+def make_rollout(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
     """Return a rollout with the ends [T][N]; obs is the row t·N + n, the hidden state −(t·N + n)."""
     steps, envs = len(ended), len(ended[0])
     extra = {"hidden": {"a": rl.Carry(2)}}
@@ -38,7 +38,7 @@ def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
 
 def golden(**options: Any) -> rl.RolloutBuffer:
     """Return a rollout of two environments and five steps; environment 0 ends an episode at t = 1."""
-    return filled([[t == 1, False] for t in range(5)], **options)
+    return make_rollout([[t == 1, False] for t in range(5)], **options)
 
 
 def row_numbers(batch: Any) -> list[list[int]]:
@@ -79,7 +79,7 @@ class TestWhichSteps:
         ],
     )
     def test_starts_of_each_mode_by_hand(self, backend: str, length: int, mode: Any, episode: int, expected: list):
-        (batch,) = filled([[False]] * episode).sequences(length, mode=mode, shuffle=False)
+        (batch,) = make_rollout([[False]] * episode).sequences(length, mode=mode, shuffle=False)
         assert [(rows[0], rows[-1] + 1) for rows in row_numbers(batch)] == expected
 
     @pytest.mark.parametrize("split", [True, False])
@@ -91,7 +91,7 @@ class TestWhichSteps:
     def test_every_mode_agrees_with_lists_cut_by_hand(
         self, split: bool, keep_tail: bool, mode: Any, next_step: bool, ended: list, length: int | None
     ):
-        rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP if next_step else None)
+        rollout = make_rollout(ended, autoreset=AutoresetMode.NEXT_STEP if next_step else None)
         mask = rollout.data["mask"]
         expected = reference.sequences(episode_ends(rollout), mask, length, mode, split, keep_tail)
         for backend in BACKENDS.values():
@@ -111,7 +111,7 @@ class TestWhichSteps:
     def test_chunks_with_their_tails_hold_every_valid_step_exactly_once(
         self, ended: list, length: int, size: int, seed: int
     ):
-        rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP)
+        rollout = make_rollout(ended, autoreset=AutoresetMode.NEXT_STEP)
         seen = [
             row for batch in rollout.sequences(length, batch_size=size) for run in row_numbers(batch) for row in run
         ]
@@ -145,7 +145,7 @@ class TestWhichSteps:
         assert len(seen) >= 20
 
     def test_environments_that_were_restarted_begin_episodes(self):
-        rollout = filled([[False, True]])
+        rollout = make_rollout([[False, True]])
         rollout.clear()
         assert rollout._flags.first_starts.tolist() == [False, True]
         rollout.clear(restarted=True)
@@ -164,7 +164,7 @@ class TestLayouts:
     @settings(deadline=None)
     @given(ended=endings(), length=st.integers(1, 6))
     def test_packed_sequences_unpack_to_the_padded_ones(self, ended: list, length: int):
-        rollout = filled(ended)
+        rollout = make_rollout(ended)
         (padded,) = rollout.sequences(length, shuffle=False)
         (packed,) = rollout.sequences(length, shuffle=False, layout="packed")
         unpacked, counts = pad_packed_sequence(
@@ -284,7 +284,7 @@ class TestBatches:
             rl.RolloutBuffer(2, 2, obs=1, action=()).sequences(2)
 
     def test_a_rollout_of_reset_rows_alone_has_no_sequences(self):
-        rollout = filled([[True]], autoreset=AutoresetMode.NEXT_STEP)
+        rollout = make_rollout([[True]], autoreset=AutoresetMode.NEXT_STEP)
         rollout.clear()
         rollout.add([[0.0]], [0.0], [0.0], [False], [False], hidden={"a": [[0.0, 0.0]]})
         assert list(rollout.sequences(2)) == []

@@ -84,17 +84,17 @@ class TestCounting:
         """On other devices the order of two writes to one slot is undefined."""
         with kernels.force("torch"):
             stats: Any = rl.EpisodeStats(5, window=2)
-        written: list[int] = []
+        slots_written: list[int] = []
 
         class Ring:
             def __setitem__(self, slots: Any, rows: Any) -> None:
-                written.extend(slots.tolist())
+                slots_written.extend(slots.tolist())
 
         stats._tensors["ring"] = Ring()
         stats.update(np.arange(5.0), end(0, 1, 2, 4, n=5), end(n=5))
-        kept = [slot for slot in written if slot != 2]
-        assert sorted(kept) == [0, 1]
-        assert len(written) > 2
+        ring_slots = [slot for slot in slots_written if slot != 2]
+        assert sorted(ring_slots) == [0, 1]
+        assert len(slots_written) > 2
 
     def test_rows_that_only_reset_are_ignored_entirely(self, arithmetic: str) -> None:
         stats = rl.EpisodeStats(2, metrics=("score",), reasons=("fall",))

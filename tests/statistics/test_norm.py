@@ -43,8 +43,8 @@ def pieces(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[np.ndarray, np.
 
 
 def pooled(shape: tuple[int, ...], blocks: list[tuple[np.ndarray, np.ndarray | None]]) -> np.ndarray:
-    kept = [x[np.ones(x.shape[: x.ndim - len(shape)], bool) if mask is None else mask] for x, mask in blocks]
-    return np.concatenate([x.reshape(-1, *shape) for x in kept])
+    counted = [x[np.ones(x.shape[: x.ndim - len(shape)], bool) if mask is None else mask] for x, mask in blocks]
+    return np.concatenate([x.reshape(-1, *shape) for x in counted])
 
 
 @settings(deadline=None)
