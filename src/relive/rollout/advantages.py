@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards_message, verify, warn_user
 from relive.estimators import gae
+from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Finals, Storage
 from relive.schema.assembly import field_value
 from relive.schema.autoreset import find_final_obs, flags_to_host
@@ -24,69 +25,106 @@ Bootstrap: TypeAlias = bool | Literal["own_value"]
 """Bootstrap value of a truncated step. True: V(final observation); False: 0; "own_value": V(the step's observation)."""
 
 
-def estimate(
-    storage: Storage, flags: EpisodeFlags, last_values: list[torch.Tensor], final_value: Any, bootstrap: Bootstrap,
-    gamma: float, lam: float,
-) -> dict[Path, torch.Tensor]:  # fmt: skip
-    """Return the advantages and returns [T, N, …] of the stored steps, agent by agent.
+class Advantages:
+    """Generalised advantage estimation over the steps of a rollout, agent by agent."""
 
-    `last_values` [N, …] are the values of the observations after the steps, a leaf per agent; `final_value` [K] is the
-    value of the final observations, or None if the caller passed none.
-    """
-    steps, bootstrap = storage.num_stored, _parse_bootstrap(bootstrap)
-    terminated, truncated = flags.terminated[:steps], flags.truncated[:steps]
-    is_truncated = truncated & ~terminated
-    positions, final_values = _final_values(storage, flags, final_value, bootstrap, is_truncated)
-    uses_own_values = bootstrap == "own_value" and not flags.has_reset_rows
-    ends = terminated if bootstrap else terminated | truncated
-    mask = flags.mask(steps)
-    targets: dict[Path, torch.Tensor] = {}
-    for i, (agent, reward, value) in enumerate(_agent_leaves(storage.schema)):
-        values = storage.tensors[value][:steps]
-        next_values = torch.cat([values[1:], last_values[i].view(1, *values.shape[1:])])
-        if uses_own_values:
-            value_mask = is_truncated.view(*is_truncated.shape, *(1,) * (values.ndim - 2))
-            next_values = torch.where(value_mask, values, next_values)
-        if positions is not None:
-            next_values[positions] = final_values[i]
-        rewards = storage.tensors[reward][:steps]
-        advantage, return_ = gae(rewards, values, next_values, ends, truncated, gamma=gamma, lam=lam, mask=mask)
-        targets |= {("advantage", *agent): advantage, ("return", *agent): return_}
-    return targets
+    def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
+        self._storage, self._schema, self._flags = storage, storage.schema, flags
+        self._agents = _agent_leaves(storage.schema)
+        self.last = LastStep(storage)
+        self._warnings = RewardWarnings(storage, flags)
 
+    def compute(
+        self, last_value: Any, last_obs: Any, final_value: Any, *, bootstrap: Bootstrap, gamma: float, lam: float
+    ) -> None:
+        """Attach advantages and returns to the stored steps; store the last value and observation in the next row."""
+        storage, leading_shape = self._storage, self._storage.leading_shape
+        steps = storage.require_complete_steps("compute_advantage")
+        if "value" in storage.absent_fields:
+            remedy = "Pass value= to every add, or attach(value=…) before."
+            raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", "none", remedy))
+        if not self._agents:
+            reward, value = (self._schema.trees[name] for name in ("reward", "value"))
+            remedy = "Pass value= to the buffer with the keys and shapes of reward=."
+            raise SchemaError(explain("value", f"one value for each reward ({reward})", value, remedy))
+        fields = {"value": last_value} if last_obs is None else {"value": last_value, "obs": last_obs}
+        last = {
+            name: [
+                x.clone()
+                for x in convert_leaves(self._schema, name, value, leading_shape, storage.device, prefix="last_")
+            ]
+            for name, value in fields.items()
+        }
+        targets = self._estimate(steps, last["value"], final_value, _parse_bootstrap(bootstrap), gamma, lam)
+        self._warnings.check_rewards(steps)
 
-def _final_values(
-    storage: Storage, flags: EpisodeFlags, final_value: Any, bootstrap: Bootstrap, is_truncated: torch.Tensor
-) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
-    """Return the positions of the final values (steps, environments), or None without `final_value`, and the leaves."""
-    positions = storage.final_positions
-    if bootstrap is False and final_value is not None:
-        remedy = "Leave out final_value= or bootstrap_truncated=False."
-        got = type(final_value).__name__
-        raise SchemaError(explain("final_value", "None with bootstrap_truncated=False", got, remedy))
-    if bootstrap is True:
-        if not flags.has_reset_rows and int(is_truncated.sum()) > len(positions):
-            raise _unknown_final_error(is_truncated, positions)
-        if final_value is None and positions:
-            remedy = "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
-            raise NotReadyError(explain("final_value", f"values of {len(positions)} truncated steps", None, remedy))
-    if final_value is None:
-        return None, []
-    values = convert_leaves(
-        storage.schema, "value", final_value, (len(positions),), storage.device, prefix="final_", unit="truncated steps"
-    )
-    return torch.tensor(positions, dtype=torch.int64, device=storage.device).view(-1, 2).unbind(1), values
+        def change() -> None:
+            self.last.set(last)
+            self.last.write()
+            storage.attach(targets)
+
+        complete(change)
+
+    def _estimate(
+        self, steps: int, last_values: list[torch.Tensor], final_value: Any, bootstrap: Bootstrap, gamma: float,
+        lam: float,
+    ) -> dict[Path, torch.Tensor]:  # fmt: skip
+        """Return advantages and returns [T, N, …] of the first T = `steps` rows.
+
+        `last_values` [N, …] are the values of the observations after these rows.
+        """
+        flags = self._flags
+        terminated, truncated = flags.terminated[:steps], flags.truncated[:steps]
+        is_truncated = truncated & ~terminated
+        positions, final_values = self._final_values(final_value, bootstrap, is_truncated)
+        uses_own_values = bootstrap == "own_value" and not flags.has_reset_rows
+        ends = terminated if bootstrap else terminated | truncated
+        mask = flags.mask(steps)
+        targets: dict[Path, torch.Tensor] = {}
+        for i, (agent, reward, value) in enumerate(self._agents):
+            values = self._storage.tensors[value][:steps]
+            next_values = torch.cat([values[1:], last_values[i].view(1, *values.shape[1:])])
+            if uses_own_values:
+                value_mask = is_truncated.view(*is_truncated.shape, *(1,) * (values.ndim - 2))
+                next_values = torch.where(value_mask, values, next_values)
+            if positions is not None:
+                next_values[positions] = final_values[i]
+            rewards = self._storage.tensors[reward][:steps]
+            advantage, return_ = gae(rewards, values, next_values, ends, truncated, gamma=gamma, lam=lam, mask=mask)
+            targets |= {("advantage", *agent): advantage, ("return", *agent): return_}
+        return targets
+
+    def _final_values(
+        self, final_value: Any, bootstrap: Bootstrap, is_truncated: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
+        """Return the positions of the final values (steps, environments), or None, and the values as leaves."""
+        positions = self._storage.final_positions
+        if bootstrap is False and final_value is not None:
+            remedy = "Leave out final_value= or bootstrap_truncated=False."
+            got = type(final_value).__name__
+            raise SchemaError(explain("final_value", "None with bootstrap_truncated=False", got, remedy))
+        if bootstrap is True:
+            if not self._flags.has_reset_rows and int(is_truncated.sum()) > len(positions):
+                raise _unknown_final_error(is_truncated, positions)
+            if final_value is None and positions:
+                remedy = (
+                    "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
+                )
+                raise NotReadyError(explain("final_value", f"values of {len(positions)} truncated steps", None, remedy))
+        if final_value is None:
+            return None, []
+        device, leading_shape = self._storage.device, (len(positions),)
+        values = convert_leaves(
+            self._schema, "value", final_value, leading_shape, device, prefix="final_", unit="truncated steps"
+        )
+        return torch.tensor(positions, dtype=torch.int64, device=device).view(-1, 2).unbind(1), values
 
 
 def _agent_leaves(schema: Schema) -> list[tuple[Path, int, int]]:
-    """Return (path, reward leaf, value leaf) of each agent; raise if rewards and values do not correspond."""
+    """Return (path, reward leaf, value leaf) of each agent; empty if rewards and values do not correspond."""
     reward, value = ({schema.paths[i][1:]: i for i in schema.leaf_indices[name]} for name in ("reward", "value"))
     shapes = [{path: schema.fields[i].shape for path, i in leaves.items()} for leaves in (reward, value)]
-    if shapes[0] != shapes[1]:
-        trees, remedy = schema.trees, "Pass value= to the buffer with the keys and shapes of reward=."
-        expected = f"one value for each reward ({trees['reward']})"
-        raise SchemaError(explain("value", expected, trees["value"], remedy))
-    return [(path, reward[path], value[path]) for path in value]
+    return [(path, reward[path], value[path]) for path in value] if shapes[0] == shapes[1] else []
 
 
 def _parse_bootstrap(bootstrap: Any) -> Bootstrap:

@@ -14,19 +14,12 @@ from gymnasium.vector import AutoresetMode
 from relive import lazy
 from relive.checkpoint.snapshot import SnapshotReader, State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
-from relive.errors import BufferFullError, NotReadyError, SchemaError, explain
+from relive.errors import BufferFullError, SchemaError, explain
 from relive.kernels import complete
 from relive.kernels.sequences import Layout
 from relive.locking import make_lock
 from relive.rng import Randomness
-from relive.rollout.advantages import (
-    Bootstrap,
-    FinalObservations,
-    LastStep,
-    RewardWarnings,
-    attachable_leaves,
-    estimate,
-)
+from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, attachable_leaves
 from relive.rollout.batching import (
     SequenceMode,
     fresh_reader,
@@ -42,7 +35,6 @@ from relive.rollout.storage import EpisodeFlags, Finals, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
 from relive.schema.checks import check_positive_int, type_name
-from relive.schema.conversion import convert_leaves
 from relive.schema.fields import Declaration, Path, parse_declaration, parse_device, rollout_schema
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
@@ -115,8 +107,7 @@ class RolloutBuffer(StateDictMixin):
         self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._finals = FinalObservations(self._storage, self.autoreset)
-        self._last = LastStep(self._storage)
-        self._reward_warnings = RewardWarnings(self._storage, self._flags)
+        self._advantages = Advantages(self._storage, self._flags)
         self._declared_mode = DeclaredMode(self.autoreset)
         self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
         self._reused_memory = ReusedMemory(self._storage)
@@ -191,13 +182,13 @@ class RolloutBuffer(StateDictMixin):
         storage = self._storage
         try:
             storage.write_step(row, values, extra)
-            all_finals = storage.finals if finals is None else [*storage.finals, finals]
+            all_finals = None if finals is None else [*storage.finals, finals]
             if self._flags.is_observed:
                 self._flags.count(row, 1, storage.omitted, measurements, partial(storage.commit, row, all_finals))
             else:
                 storage.commit(row, all_finals)
         except BaseException:
-            complete(self._last.restore_row)
+            complete(self._advantages.last.restore_row)
             raise
 
     def stage(self, **fields: Any) -> None:
@@ -208,7 +199,7 @@ class RolloutBuffer(StateDictMixin):
             try:
                 self._storage.stage(fields)
             except BaseException:
-                complete(self._last.restore_row)
+                complete(self._advantages.last.restore_row)
                 raise
 
     def lend(self) -> lazy.TensorDict:
@@ -235,14 +226,14 @@ class RolloutBuffer(StateDictMixin):
             storage = self._storage
             storage.clean_bools()
             # The last value is discarded, because the collector may have overwritten its row.
-            self._last.set({})
+            self._advantages.last.set({})
             num_stored = storage.num_stored
             last = {name: storage.copy_row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
                 storage.take_back(count)
                 self._flags.take_back()
-                self._last.set(last)
+                self._advantages.last.set(last)
 
             self._flags.count(num_stored, count - num_stored, frozenset(), _NO_MEASUREMENTS, change)
 
@@ -302,30 +293,9 @@ class RolloutBuffer(StateDictMixin):
         `final_value` are dicts, and each agent's advantages are computed from its own rewards and values.
         """
         with self._lock:
-            storage = self._storage
-            steps = storage.require_complete_steps("compute_advantage")
-            if "value" in storage.absent_fields:
-                remedy = "Pass value= to every add, or attach(value=…) before."
-                raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", "none", remedy))
-            fields = {"value": last_value} if last_obs is None else {"value": last_value, "obs": last_obs}
-            last = {
-                name: [
-                    leaf.clone()
-                    for leaf in convert_leaves(
-                        self._schema, name, value, storage.leading_shape, self.device, prefix="last_"
-                    )
-                ]
-                for name, value in fields.items()
-            }
-            targets = estimate(storage, self._flags, last["value"], final_value, bootstrap_truncated, gamma, lam)
-            self._reward_warnings.check_rewards(steps)
-
-            def change() -> None:
-                self._last.set(last)
-                self._last.write()
-                storage.attach(targets)
-
-            complete(change)
+            self._advantages.compute(
+                last_value, last_obs, final_value, bootstrap=bootstrap_truncated, gamma=gamma, lam=lam
+            )
 
     def attach(self, by_name: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
         """Add tensors `[T, N, …]`, or dicts of them, to every batch until `clear()`; they are copied.
@@ -357,7 +327,7 @@ class RolloutBuffer(StateDictMixin):
             if out is None:
                 read = fresh_reader(source, leaves, True)
             else:
-                parts = (self._storage, self._flags, self._last)
+                parts = (self._storage, self._flags, self._advantages.last)
                 own_tensors = [tensor for part in parts for tensor in part.state().arrays.values()]
                 read = out_reader(out, source, leaves, batch_size, own_tensors)
             batches = read_epochs(
@@ -434,7 +404,7 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             steps = storage.require_complete_steps("env_major")
-            if not self._last.leaves:
+            if not self._advantages.last.leaves:
                 storage.zero_row(steps)
             return storage.env_major(steps, storage.leaves())
 
@@ -523,7 +493,7 @@ class RolloutBuffer(StateDictMixin):
             "rows": self._storage,
             "flags": self._flags,
             "finals": self._finals,
-            "last": self._last,
+            "last": self._advantages.last,
             "random": self._random,
             "listeners": self._observers,
         }

@@ -25,12 +25,6 @@ from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
 from relive.storage import Memory
 
-_OMITTED = {
-    flags: frozenset(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, flags))
-    for flags in itertools.product((False, True), repeat=2)
-}
-"""Names of missing optional fields, by whether the value and the log_prob are missing."""
-
 
 class Finals(NamedTuple):
     """Final observations: (step, environment) of K truncated steps, and observation leaves [K, …]."""
@@ -63,8 +57,8 @@ class Storage:
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
         self._is_optional = tuple(path[0] in OPTIONAL_ROLLOUT_FIELDS for path in schema.paths)
-        self.omitted = _OMITTED[False, False]
-        """Optional fields that the steps do not have."""
+        self._lacks_optional = (False, False)
+        """Whether the steps lack a value, and a log_prob."""
         self.num_stored = 0
         self.generation = 0
         """Number of calls of `clear`."""
@@ -84,22 +78,30 @@ class Storage:
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: `values` of the first seven fields, and `extra` by name."""
-        omitted, leaf_indices = _OMITTED[values[5] is None, values[6] is None], None
+        lacks_optional, leaf_indices = (values[5] is None, values[6] is None), None
         # This fast branch handles every step except the first one and steps after `stage`.
-        if omitted == self.omitted and not self.staged:
+        if lacks_optional == self._lacks_optional and not self.staged:
             leaves = values if self._is_plain and not extra else self._flatten(values, extra)
         else:
-            omitted -= self.staged
-            for name in OPTIONAL_ROLLOUT_FIELDS if row else ():
-                if (name in omitted) is not (name in self.omitted):
-                    raise _optional_field_error(name, was_present=name not in self.omitted)
+            lacks_optional = (
+                lacks_optional[0] and "value" not in self.staged,
+                lacks_optional[1] and "log_prob" not in self.staged,
+            )
+            for name, lacks, lacked in zip(OPTIONAL_ROLLOUT_FIELDS, lacks_optional, self._lacks_optional, strict=True):
+                if row and lacks is not lacked:
+                    raise _optional_field_error(name, was_present=not lacked)
             fields = self._flatten.by_field(values, extra, self.staged)
             leaves = tuple(itertools.chain.from_iterable(fields.values()))
             leaf_indices = tuple(i for name in fields for i in self.schema.leaf_indices[name])
         if row != self.num_stored:
             raise _reentry_error()
         self.write(row, leaves, leaf_indices)
-        self.omitted = omitted
+        self._lacks_optional = lacks_optional
+
+    @property
+    def omitted(self) -> frozenset[str]:
+        """Optional fields that the steps do not have."""
+        return frozenset(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, self._lacks_optional))
 
     def stage(self, fields: Mapping[str, Any]) -> None:
         leaves: list[Any] = []
@@ -144,17 +146,19 @@ class Storage:
         if bad_position >= 0:
             raise misaligned_error(path_name(paths[indices[bad_position]]))
 
-    def commit(self, row: int, finals: list[Finals]) -> None:
-        """Make the written row a stored step; `finals` are the final observations of all stored steps."""
-        staged = set[str]() if self.staged else self.staged
-        attached = {} if self.attached else self.attached
-        # All attributes are set by one statement without a call, which a signal cannot interrupt.
-        self.staged, self.attached, self.finals, self.num_stored = staged, attached, finals, row + 1
+    def commit(self, row: int, finals: list[Finals] | None = None) -> None:
+        """Make the written row a stored step. `finals` are the final observations of all steps; None if it has none."""
+        if finals is not None or self.staged or self.attached:
+            staged, finals = set[str](), self.finals if finals is None else finals
+            # All attributes are set by one statement without a call, which a signal cannot interrupt.
+            self.staged, self.attached, self.finals, self.num_stored = staged, {}, finals, row + 1
+            return
+        self.num_stored = row + 1
 
     def take_back(self, steps: int) -> None:
         """Make the first `steps` rows, which a collector has written with every field, the stored steps."""
         self.clear()
-        self.omitted, self.num_stored = frozenset(), steps
+        self._lacks_optional, self.num_stored = (False, False), steps
 
     @property
     def final_positions(self) -> list[tuple[int, int]]:
@@ -318,7 +322,7 @@ class Storage:
         saved.copy_into(self.rows())
         self.clear()
         self.num_stored = num_steps
-        self.omitted = self._saved_omitted_fields(saved, num_steps)
+        self._lacks_optional = self._saved_lacks_optional(saved, num_steps)
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.error("a declared field")
@@ -333,15 +337,16 @@ class Storage:
                 declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = declared_leaves[path]
 
-    def _saved_omitted_fields(self, saved: SnapshotReader, num_stored: int) -> frozenset[str]:
+    def _saved_lacks_optional(self, saved: SnapshotReader, num_stored: int) -> tuple[bool, bool]:
         node = saved.values
         if "given" in node.entries():
-            names = node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
-            return frozenset(OPTIONAL_ROLLOUT_FIELDS).difference(name.one_of(OPTIONAL_ROLLOUT_FIELDS) for name in names)
+            entries = node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
+            names = {name.one_of(OPTIONAL_ROLLOUT_FIELDS) for name in entries}
+            return "value" not in names, "log_prob" not in names
         # Checkpoints without the entry "given" have the number of steps with a value, and zeros for a missing log_prob.
-        has_no_value = node.entry("valued").integer(0, num_stored) != num_stored
         leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
-        return _OMITTED[has_no_value, not any(bool((leaf != 0).any()) for leaf in leaves)]
+        has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
+        return node.entry("valued").integer(0, num_stored) != num_stored, not has_log_prob
 
     def check(self) -> None:
         """Verify the shape and dtype of every tensor, and that staged and attached fields fit the stored steps."""
