@@ -184,7 +184,9 @@ class RolloutBuffer(StateDictMixin):
             storage.write_step(row, values, extra)
             all_finals = None if finals is None else [*storage.finals, finals]
             if self._flags.is_observed:
-                self._flags.count(row, 1, storage.omitted, measurements, partial(storage.commit, row, all_finals))
+                self._flags.count(
+                    row, 1, storage.lacks_optional, measurements, partial(storage.commit, row, all_finals)
+                )
             else:
                 storage.commit(row, all_finals)
         except BaseException:
@@ -235,7 +237,7 @@ class RolloutBuffer(StateDictMixin):
                 self._flags.take_back()
                 self._advantages.last.set(last)
 
-            self._flags.count(num_stored, count - num_stored, frozenset(), _NO_MEASUREMENTS, change)
+            self._flags.count(num_stored, count - num_stored, (False, False), _NO_MEASUREMENTS, change)
 
     def clear(self, *, restarted: bool = False) -> None:
         """Remove the stored steps and attached tensors; pending resets of the environments are kept.

@@ -57,7 +57,7 @@ class Storage:
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
         self._is_optional = tuple(path[0] in OPTIONAL_ROLLOUT_FIELDS for path in schema.paths)
-        self._lacks_optional = (False, False)
+        self.lacks_optional = (False, False)
         """Whether the steps lack a value, and a log_prob."""
         self.num_stored = 0
         self.generation = 0
@@ -80,14 +80,14 @@ class Storage:
         """Write the fields of a step that are not staged: `values` of the first seven fields, and `extra` by name."""
         lacks_optional, leaf_indices = (values[5] is None, values[6] is None), None
         # This fast branch handles every step except the first one and steps after `stage`.
-        if lacks_optional == self._lacks_optional and not self.staged:
+        if lacks_optional == self.lacks_optional and not self.staged:
             leaves = values if self._is_plain and not extra else self._flatten(values, extra)
         else:
             lacks_optional = (
                 lacks_optional[0] and "value" not in self.staged,
                 lacks_optional[1] and "log_prob" not in self.staged,
             )
-            for name, lacks, lacked in zip(OPTIONAL_ROLLOUT_FIELDS, lacks_optional, self._lacks_optional, strict=True):
+            for name, lacks, lacked in zip(OPTIONAL_ROLLOUT_FIELDS, lacks_optional, self.lacks_optional, strict=True):
                 if row and lacks is not lacked:
                     raise _optional_field_error(name, was_present=not lacked)
             fields = self._flatten.by_field(values, extra, self.staged)
@@ -96,12 +96,12 @@ class Storage:
         if row != self.num_stored:
             raise _reentry_error()
         self.write(row, leaves, leaf_indices)
-        self._lacks_optional = lacks_optional
+        self.lacks_optional = lacks_optional
 
     @property
     def omitted(self) -> frozenset[str]:
         """Optional fields that the steps do not have."""
-        return frozenset(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, self._lacks_optional))
+        return frozenset(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, self.lacks_optional))
 
     def stage(self, fields: Mapping[str, Any]) -> None:
         leaves: list[Any] = []
@@ -149,7 +149,8 @@ class Storage:
     def commit(self, row: int, finals: list[Finals] | None = None) -> None:
         """Make the written row a stored step. `finals` are the final observations of all steps; None if it has none."""
         if finals is not None or self.staged or self.attached:
-            staged, finals = set[str](), self.finals if finals is None else finals
+            staged: set[str] = set()
+            finals = self.finals if finals is None else finals
             # All attributes are set by one statement without a call, which a signal cannot interrupt.
             self.staged, self.attached, self.finals, self.num_stored = staged, {}, finals, row + 1
             return
@@ -158,7 +159,7 @@ class Storage:
     def take_back(self, steps: int) -> None:
         """Make the first `steps` rows, which a collector has written with every field, the stored steps."""
         self.clear()
-        self._lacks_optional, self.num_stored = (False, False), steps
+        self.lacks_optional, self.num_stored = (False, False), steps
 
     @property
     def final_positions(self) -> list[tuple[int, int]]:
@@ -322,7 +323,7 @@ class Storage:
         saved.copy_into(self.rows())
         self.clear()
         self.num_stored = num_steps
-        self._lacks_optional = self._saved_lacks_optional(saved, num_steps)
+        self.lacks_optional = self._saved_lacks_optional(saved, num_steps)
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.error("a declared field")
@@ -410,8 +411,8 @@ class EpisodeFlags:
         """Environments whose first row of the rollout is a reset row [N]."""
         self.first_starts = torch.ones_like(self.first_resets)
         """Environments whose first transition of the rollout starts an episode [N]."""
-        self._observed_columns: dict[frozenset[str], tuple[torch.Tensor | None, ...]] = {}
-        """Tensors that observers count, by the set of missing optional fields."""
+        self._observed_columns: dict[tuple[bool, bool], tuple[torch.Tensor | None, ...]] = {}
+        """Tensors that observers count, by whether the steps lack a value, and a log_prob."""
         self._next_resets = self.first_resets.clone().unsqueeze(0)
         """Environments whose next row is a reset row [1, N]; kept up to date only for observers."""
 
@@ -460,8 +461,9 @@ class EpisodeFlags:
         return steps * self._storage.num_envs if mask is None else mask.flatten().nonzero().squeeze(1)
 
     def count(
-        self, row: int, steps: int, omitted: frozenset[str], measurements: Mapping[str, Any], commit: Callable[[], None]
-    ) -> None:
+        self, row: int, steps: int, lacks_optional: tuple[bool, bool], measurements: Mapping[str, Any],
+        commit: Callable[[], None],
+    ) -> None:  # fmt: skip
         """Count `steps` rows from row `row` on in the observers, and call `commit`, which makes the rows stored steps.
 
         An exception before `commit` leaves everything unchanged. `commit` may be called twice and must be idempotent.
@@ -470,9 +472,9 @@ class EpisodeFlags:
         if steps < 1 or not observers.observed_leaves:
             complete(commit)
             return
-        columns = self._observed_columns.get(omitted) or self._observed_columns.setdefault(
-            omitted, self._select_columns(omitted)
-        )
+        if lacks_optional not in self._observed_columns:
+            self._observed_columns[lacks_optional] = self._select_columns(lacks_optional)
+        columns = self._observed_columns[lacks_optional]
         first_resets = self._next_resets if self.has_reset_rows else None
         if observers.native is not None:
             observers.set_measurements(measurements)
@@ -490,8 +492,9 @@ class EpisodeFlags:
 
             complete(change)
 
-    def _select_columns(self, omitted: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
-        """Return the tensor of each leaf; None if observers do not count the leaf, or if the steps omit its field."""
+    def _select_columns(self, lacks_optional: tuple[bool, bool]) -> tuple[torch.Tensor | None, ...]:
+        """Return the tensor of each leaf; None if observers do not count the leaf, or if the steps lack its field."""
+        omitted = set(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, lacks_optional))
         leaves = enumerate(zip(self._storage.schema.paths, self._storage.tensors, strict=True))
         columns = self._observers.observed_leaves
         return tuple(leaf if i in columns and path[0] not in omitted else None for i, (path, leaf) in leaves)
