@@ -292,6 +292,14 @@ class TestSampling:
         )
         assert (torch.get_rng_state().tolist(), random.getstate()) == others
 
+    def test_sizes_are_checked_at_the_call(self) -> None:
+        with pytest.raises(rl.SchemaError, match="expected a positive int, got 0"):
+            make_buffer(3).sample(0)
+        with pytest.raises(rl.SchemaError, match="batch_size: expected a positive int, got 0"):
+            make_buffer(3).epochs(0)
+        with pytest.raises(rl.SchemaError, match="epochs: expected a positive int, got 0"):
+            make_buffer(3).epochs(2, epochs=0)
+
     def test_out_is_filled_and_returned(self, backend: str) -> None:
         buffer, same = (rl.DistillationBuffer(16, obs=2, action=(), seed=3) for _ in range(2))
         for one in (buffer, same):

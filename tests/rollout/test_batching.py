@@ -113,6 +113,12 @@ class TestMinibatches:
         ):
             next(batches)
 
+    def test_sizes_are_checked_at_the_call(self) -> None:
+        with pytest.raises(rl.SchemaError, match="batch_size: expected a positive int, got 0"):
+            make().minibatches(0)
+        with pytest.raises(rl.SchemaError, match="epochs: expected a positive int, got 0"):
+            make().minibatches(2, epochs=0)
+
     def test_device_moves_the_batch(self) -> None:
         batch = next(make().minibatches(4, device="meta"))
         assert isinstance(batch, TensorDict)
