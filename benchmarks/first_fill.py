@@ -90,12 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = parser.parse_args(arguments).rows
     rl.ReplayBuffer(8, obs=1, action=1)  # late imports are not measured
     console = Console()
-    made = Table("1,000,000 frames 84×84", "ms", "MB resident", title="construction")
+    construction = Table("1,000,000 frames 84×84", "ms", "MB resident", title="construction")
     for num_envs in (None, 8):
         milliseconds, nbytes = construct(10**6, num_envs)
-        made.add_row(f"num_envs={num_envs}", f"{milliseconds:.1f}", f"{nbytes / 1e6:.1f}")
-    console.print(made)
-    filled = Table(
+        construction.add_row(f"num_envs={num_envs}", f"{milliseconds:.1f}", f"{nbytes / 1e6:.1f}")
+    console.print(construction)
+    first_fills = Table(
         "per frame",
         "fresh µs",
         "used µs",
@@ -112,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         means = [(fresh.mean, used.mean, fresh.mean - used.mean) for fresh, used in (one[name] for one in rounds)]
         fresh, used, extra = np.median(means, axis=0)
         worst = max(one[name][0].worst for one in rounds)
-        filled.add_row(name, f"{fresh:.2f}", f"{used:.2f}", f"{extra:.2f}", f"{worst / 1e3:.2f}")
-    console.print(filled)
+        first_fills.add_row(name, f"{fresh:.2f}", f"{used:.2f}", f"{extra:.2f}", f"{worst / 1e3:.2f}")
+    console.print(first_fills)
     return 0
 
 

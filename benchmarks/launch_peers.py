@@ -119,23 +119,23 @@ def _skrl(device: str) -> Calls:
     from skrl.memories.torch import RandomMemory
 
     def memory(names: Mapping[str, torch.Tensor], rows: int) -> Any:
-        made = RandomMemory(memory_size=rows, num_envs=NUM_ENVS, device=device, replacement=True)
+        buffer = RandomMemory(memory_size=rows, num_envs=NUM_ENVS, device=device, replacement=True)
         for name, value in names.items():
-            made.create_tensor(name, size=value.shape[-1], dtype=value.dtype)
+            buffer.create_tensor(name, size=value.shape[-1], dtype=value.dtype)
         for _ in range(rows):
-            made.add_samples(**names)
-        return made
+            buffer.add_samples(**names)
+        return buffer
 
     def columns(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: value if value.ndim == 2 else value.unsqueeze(-1) for name, value in values.items()}
 
-    def add(given: Mapping[str, torch.Tensor], rows: int) -> Callable[[], object]:
-        made = memory(given, rows)
-        return lambda: made.add_samples(**given)
+    def add(step: Mapping[str, torch.Tensor], rows: int) -> Callable[[], object]:
+        buffer = memory(step, rows)
+        return lambda: buffer.add_samples(**step)
 
     def sample(length: int) -> Callable[[], object]:
-        made = memory(replayed, ROWS)
-        return lambda: made.sample(list(replayed), batch_size=BATCH, sequence_length=length)
+        buffer = memory(replayed, ROWS)
+        return lambda: buffer.sample(list(replayed), batch_size=BATCH, sequence_length=length)
 
     def gae() -> Callable[[], object]:
         reward, value, flag = (
@@ -163,22 +163,22 @@ def _rsl_rl(device: str) -> Calls:
     now = rollout_step(device)
     obs = TensorDict({"policy": now["obs"]}, [NUM_ENVS])
 
-    def given() -> Any:
-        made = RolloutStorage.Transition()
-        made.observations, made.actions, made.rewards = obs, now["action"], now["reward"]
-        made.dones, made.values = now["terminated"], now["value"].unsqueeze(1)
-        made.actions_log_prob, made.distribution_params = now["log_prob"], (now["action"], now["action"])
-        return made
+    def transition() -> Any:
+        step = RolloutStorage.Transition()
+        step.observations, step.actions, step.rewards = obs, now["action"], now["reward"]
+        step.dones, step.values = now["terminated"], now["value"].unsqueeze(1)
+        step.actions_log_prob, step.distribution_params = now["log_prob"], (now["action"], now["action"])
+        return step
 
     def storage(steps: int) -> Any:
-        made = RolloutStorage("rl", NUM_ENVS, STEPS, obs, (ACTION,), device)
+        rollout = RolloutStorage("rl", NUM_ENVS, STEPS, obs, (ACTION,), device)
         for _ in range(steps):
-            made.add_transition(given())
-        return made
+            rollout.add_transition(transition())
+        return rollout
 
     def add() -> Callable[[], object]:
-        made, coming = storage(1), given()
-        return lambda: made.add_transition(coming)
+        rollout, coming = storage(1), transition()
+        return lambda: rollout.add_transition(coming)
 
     def minibatch() -> Callable[[], object]:
         batches = storage(STEPS).mini_batch_generator(STEPS, num_epochs=2)

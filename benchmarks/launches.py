@@ -241,16 +241,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fasttd3", metavar="PATH", type=Path, help="the file fast_td3_utils.py of a clone of FastTD3")
     parser.add_argument("--json", metavar="FILE", type=Path, default=KEPT, help="where counts are kept")
     options = parser.parse_args(arguments)
-    kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
-    kept["relive, torch ops"] = of_ours("torch", "meta")
+    tables = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
+    tables["relive, torch ops"] = of_ours("torch", "meta")
     of_ours("torch", "cpu")  # raises if a call waits on CPU tensors
     if find_spec("triton") is not None and not torch.cuda.is_available():
-        kept["relive, Triton"] = of_ours("triton", "cpu")
+        tables["relive, Triton"] = of_ours("triton", "cpu")
     for title, calls in launch_peers.installed_peers(options.fasttd3):
-        kept[title] = _format_counts(counted(calls))
-    options.json.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        tables[title] = _format_counts(counted(calls))
+    options.json.write_text(json.dumps(tables, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name in CALLS:
-        print(name, {title: counts.get(name, "–") for title, counts in kept.items()})
+        print(name, {title: counts.get(name, "–") for title, counts in tables.items()})
     return 0
 
 

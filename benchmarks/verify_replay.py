@@ -111,11 +111,11 @@ def check_priorities(replay: PrioritizedReplay, data: Experience) -> str | None:
         rows = data.find_rows(replay.read(batch).obs)
         replay.update(batch, replay.priority(priority[rows]))
         known[rows] = True
-    drawn: list[Array] = []
+    batches: list[Array] = []
     for _ in range(100):
         batch = replay.read(replay.sample(256))
         rows = data.find_rows(batch.obs)
-        drawn.append(rows)
+        batches.append(rows)
         if batch.weight is None or batch.weight.min() <= 0 or batch.weight.max() > 1 + 1e-6:
             return "weights are not in (0, 1]"
         expected = (priority[rows] / priority[rows].min()) ** (-ALPHA * BETA)
@@ -123,7 +123,7 @@ def check_priorities(replay: PrioritizedReplay, data: Experience) -> str | None:
             return "weights are not p^-beta"
     share = priority[known] ** ALPHA
     # The mean of 1/p over rows drawn in proportion to p is 1 over the mean of p.
-    mean = float((1 / priority[np.concatenate(drawn)] ** ALPHA).mean())
+    mean = float((1 / priority[np.concatenate(batches)] ** ALPHA).mean())
     if abs(mean * float(share.mean()) - 1) > 0.02:
         return "rows are not drawn in proportion to their priority"
     return None

@@ -58,10 +58,10 @@ class Scenario:
     def _known(self) -> dict[bytes, Row]:
         return {_key(o): (n, t) for n, env in enumerate(self.envs) for t, o in enumerate(env.obs)}
 
-    def last(self, row: Row, written: int) -> int:
-        """Return the time of the last step of this row's episode, or of the newest written step."""
+    def last(self, row: Row, num_steps: int) -> int:
+        """Return the time of the last step of this row's episode, or of the newest of `num_steps` steps."""
         env, t = row
-        while t < written - 1 and not self.envs[env].ended[t]:
+        while t < num_steps - 1 and not self.envs[env].ended[t]:
             t += 1
         return t
 

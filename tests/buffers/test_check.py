@@ -404,7 +404,7 @@ def make_rollout(steps: int = 3, *, advantage: bool = True, **options: Any) -> r
 
 
 def final_steps(rollout: rl.RolloutBuffer) -> Any:
-    return rollout._finals.steps
+    return rollout._storage.finals
 
 
 ROLLOUT: dict[str, tuple[dict[str, Any], Corruption, str]] = {
@@ -434,14 +434,14 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Corruption, str]] = {
         {}, column("truncated", (1, 1), False), r"^final_obs: expected .* of truncated steps, got \[\(1, 1\)\]"
     ),
     "a final observation of a step that is not stored": (
-        {}, lambda r: final_steps(r).append(final_steps(r)[0]._replace(step=9)), r"steps, got \[\(9, 1\)\]"
+        {}, lambda r: final_steps(r).append(final_steps(r)[0]._replace(positions=[(9, 1)])), r"steps, got \[\(9, 1\)\]"
     ),
     "a final observation twice": (
         {}, lambda r: final_steps(r).append(final_steps(r)[0]),
         r"^final_obs: expected one for each \(step, environment\), in order"
     ),
     "a final observation of another shape": (
-        {}, lambda r: final_steps(r)[0].leaves.__setitem__(0, torch.zeros(1, 3)), r"^final_obs of step 1: expected"
+        {}, lambda r: final_steps(r)[0].leaves.__setitem__(0, torch.zeros(1, 3)), r"^final_obs: expected torch"
     ),
     "an advantage of another length": (
         {}, lambda r: r._storage.attached.update({("advantage",): torch.zeros(3, 2)}),

@@ -281,7 +281,7 @@ class AlwaysTheSameSeed(ListReplay):
 
 
 class KeepsReferences(ListReplay):
-    def kept(self, value: Any) -> Any:
+    def copy(self, value: Any) -> Any:
         return value
 
 

@@ -62,7 +62,7 @@ class ListReplay:
         arrays = self.checked(step)
         with self.lock:
             for env in range(self.shape.num_envs):
-                self.append(env, {name: self.kept(array[env]) for name, array in arrays.items()})
+                self.append(env, {name: self.copy(array[env]) for name, array in arrays.items()})
 
     def checked(self, step: Transitions) -> dict[str, np.ndarray]:
         n, obs = self.shape.num_envs, (self.shape.num_envs, *self.shape.obs)
@@ -75,7 +75,7 @@ class ListReplay:
                 raise ValueError(f"{name}: expected {self.shape.dtype}, got {array.dtype}")
         return arrays
 
-    def kept(self, value: Any) -> Any:
+    def copy(self, value: Any) -> Any:
         return np.array(value)
 
     def append(self, env: int, row: Row) -> None:
@@ -154,12 +154,12 @@ class ListPrioritized(ListReplay):
         return self.random.choice(len(places), batch_size, p=mass / mass.sum())
 
     def batch(self, places: list[tuple[int, int]]) -> ReplayBatch:
-        self.drawn = np.array([self.rows[env][i]["id"] for env, i in places])
+        self.newest_ids = np.array([self.rows[env][i]["id"] for env, i in places])
         weight = self.mass(places) ** -BETA
         return super().batch(places)._replace(weight=weight / weight.max())
 
     def handles(self, batch: Any) -> np.ndarray:
-        return self.drawn
+        return self.newest_ids
 
     def set_priority(self, handles: np.ndarray, priority: np.ndarray) -> None:
         if not (np.isfinite(priority).all() and (priority >= 0).all()):
@@ -256,7 +256,7 @@ class ListReplayOfSteps(ListReplay):
             true = self.final(info, env) if self.mode is AutoresetMode.SAME_STEP else None
             row = obs[env], action[env : env + 1], reward[env], terminated[env], truncated[env]
             row = dict(zip(FIELDS, (*row, after[env] if true is None else true), strict=True))
-            self.append(env, {name: self.kept(value) for name, value in row.items()})
+            self.append(env, {name: self.copy(value) for name, value in row.items()})
         self.resetting = (terminated | truncated) & (self.mode is AutoresetMode.NEXT_STEP)
 
     def final(self, info: dict[str, Any], env: int) -> Any:

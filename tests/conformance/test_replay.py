@@ -41,8 +41,8 @@ def assert_equal(both: Both) -> None:
             for i in ids
         ]
         assert read_rows(both.replay, ids) == wanted
-        drawn = both.replay.sample(4 * len(ids) + 8)
-        assert set(drawn["index"].tolist()) <= set(ids)
+        batch = both.replay.sample(4 * len(ids) + 8)
+        assert set(batch["index"].tolist()) <= set(ids)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -94,12 +94,12 @@ def test_t4_rows_stay_together_around_the_ring(backend: str, pushed: int, at_onc
             replay.add(**{name: values[i] for name, values in block.items()})
     assert len(replay) == min(10, pushed)
     (episode,) = replay.episodes()
-    kept = torch.arange(max(0, pushed - 10), pushed).float()
-    assert torch.equal(episode["index"].float(), kept)
-    assert torch.equal(episode["obs"], torch.stack([kept, -kept], 1))
-    assert torch.equal(episode["next_obs"], torch.stack([kept + 1, -kept - 1], 1))
-    assert torch.equal(episode["action"][:, 0], 2 * kept)
-    assert torch.equal(episode["reward"], 3 * kept)
+    stored = torch.arange(max(0, pushed - 10), pushed).float()
+    assert torch.equal(episode["index"].float(), stored)
+    assert torch.equal(episode["obs"], torch.stack([stored, -stored], 1))
+    assert torch.equal(episode["next_obs"], torch.stack([stored + 1, -stored - 1], 1))
+    assert torch.equal(episode["action"][:, 0], 2 * stored)
+    assert torch.equal(episode["reward"], 3 * stored)
 
 
 @pytest.mark.parametrize("next_step", [False, True])
@@ -282,9 +282,9 @@ def test_t12_an_update_of_an_overwritten_row_is_skipped_and_counted(backend: str
             replay.update_priority([never], [1.0])
 
 
-def chi_squared(drawn: torch.Tensor, probability: np.ndarray) -> float:
-    expected = probability * len(drawn)
-    found = np.bincount(drawn.numpy(), minlength=len(probability))[: len(probability)]
+def chi_squared(slots: torch.Tensor, probability: np.ndarray) -> float:
+    expected = probability * len(slots)
+    found = np.bincount(slots.numpy(), minlength=len(probability))[: len(probability)]
     return float(((found - expected) ** 2 / expected).sum())
 
 
@@ -361,10 +361,10 @@ def test_t14_hindsight_goals_are_of_the_same_episode_and_recomputed(backend: str
 def test_t14_rows_without_hindsight_keep_their_goal(backend: str) -> None:
     replay = goal_buffer([30], 100)
     batch = replay.sample(4000, rl.Hindsight("goal", "at", is_reached, ratio=0.25))
-    kept = batch["obs", "goal"].squeeze(1) == -1
-    assert 0.70 < float(kept.float().mean()) < 0.80
-    assert not batch["reward"][kept].any()
-    assert not batch["terminated"][kept].any()
+    is_unchanged = batch["obs", "goal"].squeeze(1) == -1
+    assert 0.70 < float(is_unchanged.float().mean()) < 0.80
+    assert not batch["reward"][is_unchanged].any()
+    assert not batch["terminated"][is_unchanged].any()
 
 
 def test_t14_n_steps_stop_where_the_new_goal_is_reached(backend: str) -> None:

@@ -76,30 +76,6 @@ def test_n_step_windows_stop_at_an_end_at_a_truncation_and_at_the_last_row(n: in
     assert got.tolist() == expected[n]
 
 
-def test_the_end_of_one_environment_changes_no_other() -> None:
-    generator = torch.Generator().manual_seed(25)
-    reward, value, next_value = (torch.randn(6, 9, generator=generator) for _ in range(3))
-    log_ratio, none = torch.randn(6, 9, generator=generator), torch.zeros(6, 9, dtype=torch.bool)
-    ended = none.clone()
-    ended[3, 4] = True
-
-    def everything(terminated: Tensor, truncated: Tensor) -> list[Tensor]:
-        return [
-            *rl.gae(reward, value, next_value, terminated, truncated, gamma=0.9, lam=0.8),
-            rl.lambda_return(reward, next_value, terminated, truncated, gamma=0.9, lam=0.8),
-            rl.n_step_return(reward, next_value, terminated, truncated, gamma=0.9, n=3),
-            *rl.vtrace(log_ratio, reward, value, next_value, terminated, truncated, gamma=0.9),
-            rl.discounted_return(reward, terminated, truncated, gamma=0.9),
-        ]
-
-    others = [i for i in range(9) if i != 4]
-    for flags_ in ((ended, none), (none, ended)):
-        for before, after in zip(everything(none, none), everything(*flags_), strict=True):
-            assert torch.equal(before[:, others], after[:, others])
-            assert torch.equal(before[4:, 4], after[4:, 4])
-            assert not torch.equal(before[:4, 4], after[:4, 4])
-
-
 def test_monte_carlo_bootstraps_the_unfinished_last_row_from_last_value() -> None:
     reward, none = torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)
     terminated, truncated = none.clone(), none.clone()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,6 @@ from relive import estimators, kernels
 from tests.conftest import running
 from tests.estimators.calls import (
     ARGUMENTS,
-    NAMES,
     SETTINGS,
     assert_equal,
     call,
@@ -35,36 +36,23 @@ def check(name: str, rollout: Rollout, backend_name: str, **values: float) -> No
         assert_equal(mine, wanted)
 
 
-@every_backend
-@quick
-@given(rollout=rollouts(), gamma=discounts, lam=discounts)
-def test_gae_matches_the_written_out_recurrence(backend_name: str, rollout: Rollout, gamma: float, lam: float) -> None:
-    check("gae", rollout, backend_name, gamma=gamma, lam=lam)
+BARS = st.sampled_from([0.5, 1.0, 3.0])
+RANGES: dict[str, dict[str, Any]] = {
+    "gae": {"gamma": discounts, "lam": discounts},
+    "lambda_return": {"gamma": discounts, "lam": discounts},
+    "n_step_return": {"gamma": discounts, "n": st.integers(1, 14)},
+    "vtrace": {"gamma": discounts, "lam": discounts, "rho_bar": BARS, "c_bar": BARS},
+}
 
 
 @every_backend
+@every_estimator
 @quick
-@given(rollout=rollouts(), gamma=discounts, lam=discounts)
-def test_lambda_return_matches_the_written_out_recurrence(
-    backend_name: str, rollout: Rollout, gamma: float, lam: float
+@given(rollout=rollouts(), data=st.data())
+def test_every_estimator_matches_its_formula(
+    name: str, backend_name: str, rollout: Rollout, data: st.DataObject
 ) -> None:
-    check("lambda_return", rollout, backend_name, gamma=gamma, lam=lam)
-
-
-@every_backend
-@quick
-@given(rollout=rollouts(), gamma=discounts, n=st.integers(1, 14))
-def test_n_step_return_matches_the_written_out_sum(backend_name: str, rollout: Rollout, gamma: float, n: int) -> None:
-    check("n_step_return", rollout, backend_name, gamma=gamma, n=n)
-
-
-@every_backend
-@quick
-@given(rollout=rollouts(), gamma=discounts, lam=discounts, bars=st.tuples(*[st.sampled_from([0.5, 1.0, 3.0])] * 2))
-def test_vtrace_matches_the_written_out_recurrence(
-    backend_name: str, rollout: Rollout, gamma: float, lam: float, bars: tuple[float, float]
-) -> None:
-    check("vtrace", rollout, backend_name, gamma=gamma, lam=lam, rho_bar=bars[0], c_bar=bars[1])
+    check(name, rollout, backend_name, **data.draw(st.fixed_dictionaries(RANGES[name])))
 
 
 # Widths around the registers (1, 2, 4, 8, 32 lanes), the switch to whole rows (512) and the pieces of rows (1024).
@@ -215,10 +203,3 @@ def test_no_steps_or_no_environments_give_empty_results(name: str, backend_name:
         for shape in ((0, 3), (3, 0), (0,), (2, 3, 0)):
             for output in call(name, sample(*shape), **SETTINGS[name]):
                 assert output.shape == shape
-
-
-@every_estimator
-def test_the_estimators_are_all_here(name: str) -> None:
-    assert set(NAMES) < set(estimators.__all__)
-    assert all(getattr(estimators, public).__doc__ for public in estimators.__all__)
-    assert name in dir(estimators)

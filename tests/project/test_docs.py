@@ -1,11 +1,13 @@
-"""The code of the documentation runs, and the names that it mentions exist."""
+"""The code of the documentation and of docstrings runs, and the names that the documentation mentions exist."""
 
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -33,6 +35,21 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
     names: dict[str, Any] = {"__name__": "page"}
     for number, block in enumerate(PAGES[page], 1):
         exec(compile(block, f"docs/{page}, block {number}", "exec", dont_inherit=True), names)
+
+
+SOURCE = Path(rl.__file__).parent
+EXAMPLES = [
+    ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts)
+    for file in sorted(SOURCE.rglob("*.py"))
+    if "\n    >>> " in file.read_text(encoding="utf-8") and "compat" not in file.parts
+]
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_the_examples_in_the_docstrings_of_a_module_run(module: str) -> None:
+    results = doctest.testmod(import_module(module))
+    assert results.attempted > 0
+    assert results.failed == 0
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -74,9 +91,9 @@ def test_the_members_that_the_reference_names_exist(name: str) -> None:
         pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     members = set(re.findall(r"`(\w+)`", MEMBERS[name])) - {"len"}
     assert members
-    made = resolve_name(f"relive.{name}")
-    fields = {key for kind in made.__mro__ for key in getattr(kind, "__annotations__", {})}
-    assert {member for member in members if not hasattr(made, member) and member not in fields} == set()
+    owner = resolve_name(f"relive.{name}")
+    fields = {key for kind in owner.__mro__ for key in getattr(kind, "__annotations__", {})}
+    assert {member for member in members if not hasattr(owner, member) and member not in fields} == set()
 
 
 def _exists(name: str) -> bool:

@@ -26,9 +26,9 @@ def step(t: int, *, n: int = N, **changed: Any) -> dict[str, Any]:
     return {**fields, **changed}
 
 
-def make(num_steps: int = 4, *, filled: int | None = None, **options: Any) -> rl.RolloutBuffer:
+def make(num_steps: int = 4, *, count: int | None = None, **options: Any) -> rl.RolloutBuffer:
     options = {"obs": 2, "action": gym.spaces.Discrete(9), "num_envs": N, "seed": 0, **options}
     rollout = rl.RolloutBuffer(num_steps, **options)
-    for t in range(num_steps if filled is None else filled):
+    for t in range(num_steps if count is None else count):
         rollout.add(**step(t))
     return rollout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from typing import Any
@@ -56,10 +55,10 @@ class TestStoring:
     @pytest.mark.parametrize("name", ["obs", "action", "reward", "terminated", "truncated"])
     def test_a_missing_field_is_named(self, backend: str, name: str) -> None:
         with pytest.raises(rl.SchemaError, match=f"^{name}: expected a value, got None"):
-            make(filled=0).add(**{**step(0), name: None})
+            make(count=0).add(**{**step(0), name: None})
 
     def test_an_unknown_field_is_named_with_the_known_ones(self) -> None:
-        rollout = make(filled=0, extra={"hint": 1})
+        rollout = make(count=0, extra={"hint": 1})
         with pytest.raises(rl.SchemaError, match=r"^hont: expected a declared field \(obs, action, .*hint\)"):
             rollout.add(**step(0), hont=np.zeros((N, 1)))
         with pytest.raises(rl.SchemaError, match="^hint: expected a value, got None"):
@@ -70,7 +69,7 @@ class TestStoring:
             "action_mask": rl.Field(9, torch.bool),
             "privileged": {"mass": (), "map": rl.Field((2, 2), torch.uint8)},
         }
-        rollout = make(filled=0, extra=extra)
+        rollout = make(count=0, extra=extra)
         for t in range(4):
             privileged = {"mass": np.full(N, t / 2), "map": np.full((N, 2, 2), t, np.uint8)}
             rollout.add(**step(t), action_mask=np.full((N, 9), t % 2 == 0), privileged=privileged)
@@ -80,21 +79,6 @@ class TestStoring:
         assert torch.equal(batch["action_mask"][:, 0], time % 2 == 0)
         assert torch.equal(batch["privileged", "mass"], time / 2)
         assert torch.equal(batch["privileged", "map"][:, 1, 1], time.to(torch.uint8))
-
-    def test_several_agents_have_an_axis_of_their_own(self, backend: str) -> None:
-        rollout = rl.RolloutBuffer(2, N, obs=(2, 3), action=rl.Field(2, torch.int64), reward=(2,), value=(2,))
-        for t in range(2):
-            rollout.add(
-                np.zeros((N, 2, 3)),
-                np.zeros((N, 2), int),
-                np.full((N, 2), [1.0, 10.0]),
-                np.full(N, t == 1),
-                np.zeros(N, bool),
-                value=np.zeros((N, 2)),
-                log_prob=np.zeros((N, 2)),
-            )
-        rollout.compute_advantage(np.zeros((N, 2)), gamma=1.0, lam=1.0)
-        assert rollout["advantage"].tolist() == [[[2.0, 20.0]] * N, [[1.0, 10.0]] * N]
 
     def test_log_prob_can_be_declared_otherwise(self) -> None:
         rollout = rl.RolloutBuffer(1, N, obs=2, action=2, reward=(2,), extra={"log_prob": ()})
@@ -117,24 +101,6 @@ class TestStoring:
         assert batch["tag"].tolist() == [0, 1, 2]
         assert rollout.env_major().batch_size == torch.Size([1, 4])
 
-    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
-    def test_sizes_must_be_positive_ints(self, wrong: Any) -> None:
-        with pytest.raises(rl.SchemaError, match="num_steps: expected a positive int"):
-            rl.RolloutBuffer(wrong, 2, obs=1, action=1)
-        if wrong is not None:
-            with pytest.raises(rl.SchemaError, match="num_envs: expected a positive int"):
-                rl.RolloutBuffer(2, wrong, obs=1, action=1)
-
-    @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
-    def test_a_seed_is_a_non_negative_int(self, wrong: Any) -> None:
-        with pytest.raises(rl.SchemaError, match="seed: expected a non-negative int or None"):
-            rl.RolloutBuffer(2, 2, obs=1, action=1, seed=wrong)
-
-    @pytest.mark.parametrize("name", ["obs", "reward", "mask", "index", "advantage", "return"])
-    def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
-        with pytest.raises(rl.SchemaError, match=f"extra: expected other names than .*{name}.* reserved, got '{name}'"):
-            rl.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
-
     def test_a_reward_that_is_no_number_is_refused(self) -> None:
         for wrong, where in ((rl.Field((), torch.int64), "reward"), ({"a": rl.Field((), torch.bool)}, "reward.a")):
             with pytest.raises(rl.SchemaError, match=f"^{where}: expected a floating-point field"):
@@ -143,7 +109,7 @@ class TestStoring:
 
 class TestReading:
     def test_a_field_by_name_or_path(self) -> None:
-        rollout = make(filled=0, extra={"e": {"a": ()}})
+        rollout = make(count=0, extra={"e": {"a": ()}})
         rollout.add(**step(0), e={"a": np.ones(N)})
         assert rollout["e", "a"].tolist() == [[1.0] * N]
         assert rollout["e"]["a"].tolist() == [[1.0] * N]
@@ -167,7 +133,7 @@ class TestReading:
         assert rollout["obs", "a"].eq(7).all()
 
     def test_repr_says_what_is_in_it(self) -> None:
-        assert repr(make(filled=2)).startswith("RolloutBuffer(2 of 4 steps, num_envs=3, fields=(obs, action,")
+        assert repr(make(count=2)).startswith("RolloutBuffer(2 of 4 steps, num_envs=3, fields=(obs, action,")
 
 
 class TestForEnv:
@@ -195,12 +161,12 @@ class TestForEnv:
 
     def test_add_step_without_a_mode_names_the_argument(self) -> None:
         with pytest.raises(rl.SchemaError, match="autoreset: .*Pass autoreset= to the buffer"):
-            make(filled=0).add_step(None, None, (None, None, None, None, {}))
+            make(count=0).add_step(None, None, (None, None, None, None, {}))
 
     @pytest.mark.parametrize("wrong", [(1, 2, 3, 4), [1, 2, 3, 4, {}], None, 5])
     def test_add_step_wants_the_five_tuple(self, wrong: Any) -> None:
         with pytest.raises(rl.SchemaError, match="step: expected the 5-tuple of env.step"):
-            make(filled=0, autoreset="DISABLED").add_step(None, None, wrong)
+            make(count=0, autoreset="DISABLED").add_step(None, None, wrong)
 
     def test_an_unknown_mode_is_refused(self) -> None:
         with pytest.raises(rl.SchemaError, match="autoreset: expected one of AutoresetMode.NEXT_STEP"):
@@ -208,42 +174,10 @@ class TestForEnv:
 
     def test_final_obs_has_no_meaning_under_next_step(self) -> None:
         with pytest.raises(rl.SchemaError, match="final_obs: expected None under autoreset=NEXT_STEP"):
-            make(filled=0, autoreset="NEXT_STEP").add(**step(0), final_obs=np.zeros((N, 2)))
-
-    @pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])
-    def test_cartpole_under_every_vectorisation(self, mode: str) -> None:
-        envs = gym.make_vec("CartPole-v1", 4, vectorization_mode=mode)
-        rollout = rl.RolloutBuffer.for_env(envs, 60)
-        obs, _ = envs.reset(seed=0)
-        random = np.random.default_rng(0)
-        for _ in range(60):
-            action = random.integers(0, 2, 4)
-            taken = envs.step(action)
-            rollout.add_step(obs, action, taken, value=np.zeros(4))
-            obs = taken[0]
-        envs.close()
-        rollout.compute_advantage(np.zeros(4), final_value=np.zeros(len(rollout.final_obs)))
-        data = rollout.data
-        ended = (data["terminated"] | data["truncated"])[:-1]
-        assert ended.any()
-        if rollout.autoreset is AutoresetMode.NEXT_STEP:
-            assert torch.equal(~data["mask"][1:], ended)
-            assert not data["reward"][~data["mask"]].any()
-        assert len(rollout) == int(data["mask"].sum())
+            make(count=0, autoreset="NEXT_STEP").add(**step(0), final_obs=np.zeros((N, 2)))
 
 
 class TestOtherDevices:
-    def test_the_meta_device_runs_the_whole_cycle_without_reading_data(self) -> None:
-        rollout = rl.RolloutBuffer(3, N, obs=2, action=(), device="meta")
-        row = {"obs": torch.empty(N, 2), "action": torch.empty(N), "reward": torch.empty(N), "value": torch.empty(N)}
-        row = {name: tensor.to("meta") for name, tensor in row.items()}
-        flags = torch.empty(N, dtype=torch.bool, device="meta")
-        for _ in range(3):
-            rollout.add(**row, terminated=flags, truncated=flags)
-        rollout.compute_advantage(np.zeros(N), last_obs=np.zeros((N, 2)), bootstrap_truncated=False)
-        assert rollout["advantage"].shape == (3, N)
-        assert rollout["advantage"].device.type == "meta"
-
     def test_a_tensor_of_another_device_is_refused(self) -> None:
         rollout = rl.RolloutBuffer(3, N, obs=2, action=(), device="meta")
         with pytest.raises(rl.SchemaError, match="obs: expected a tensor on meta, got cpu"):
@@ -253,7 +187,7 @@ class TestOtherDevices:
 class TestInferenceMode:
     def test_a_buffer_made_and_filled_in_it_goes_on_outside(self, backend: str) -> None:
         with torch.inference_mode():
-            rollout = make(filled=4, autoreset="NEXT_STEP", stats=rl.EpisodeStats(N))
+            rollout = make(count=4, autoreset="NEXT_STEP", stats=rl.EpisodeStats(N))
         rollout.clear()
         rollout.add(**step(1))
         assert rollout["obs"][:, 0, 0].tolist() == [1.0]
@@ -261,7 +195,7 @@ class TestInferenceMode:
 
 class TestThreadsAndProcesses:
     def test_threads_may_add_at_the_same_time(self) -> None:
-        rollout = make(400, filled=0)
+        rollout = make(400, count=0)
         threads = [threading.Thread(target=lambda: [rollout.add(**step(7)) for _ in range(100)]) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -272,23 +206,17 @@ class TestThreadsAndProcesses:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
     # Python warns of forks of a process with threads, which this test needs.
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
     def test_a_forked_child_is_told_not_to_use_it(self) -> None:
-        rollout = make(filled=1)
-
-        def child(queue: Any) -> None:
+        rollout = make(count=1)
+        child = os.fork()
+        if child == 0:
             try:
                 rollout.add(**step(1))
             except RuntimeError as error:
-                queue.put(str(error))
-
-        context = multiprocessing.get_context("fork")
-        queue = context.SimpleQueue()
-        process = context.Process(target=child, args=(queue,))
-        process.start()
-        process.join(30)
-        assert process.exitcode == 0
-        assert "forked child" in queue.get()
+                os._exit(7 if "forked child" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         rollout.add(**step(1))
 
 
@@ -299,7 +227,7 @@ class TestStatistics:
 
     def test_failing_statistics_leave_the_last_slot_unchanged(self, backend: str) -> None:
         stats = rl.EpisodeStats(N)
-        rollout = make(filled=0, stats=stats)
+        rollout = make(count=0, stats=stats)
         rollout.add(**step(0))
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
         before = rollout.env_major().clone()
@@ -310,7 +238,7 @@ class TestStatistics:
 
     def test_failing_statistics_leave_staged_fields(self, backend: str) -> None:
         stats = rl.EpisodeStats(N)
-        rollout = make(filled=0, stats=stats)
+        rollout = make(count=0, stats=stats)
         rollout.add(**step(0))
         rollout.compute_advantage(np.full(N, 5.0))
         rest = step(7)
@@ -325,7 +253,7 @@ class TestStatistics:
     def test_norms_count_hidden_states_at_every_step(self, backend: str) -> None:
         stats, norm = rl.EpisodeStats(N, metrics=("energy",)), rl.RunningNorm(2)
         extra = {"hidden": rl.Carry(2), "energy": rl.Carry()}
-        rollout = make(filled=0, stats=stats, norm={"hidden": norm}, extra=extra)
+        rollout = make(count=0, stats=stats, norm={"hidden": norm}, extra=extra)
         for t in range(4):
             ended = np.full(N, t == 3)
             rollout.add(**step(t, terminated=ended), hidden=np.full((N, 2), t), energy=np.full(N, 10.0**t))
@@ -334,7 +262,7 @@ class TestStatistics:
 
     def test_statistics_count_every_step_except_reset_rows(self, backend: str) -> None:
         stats = rl.EpisodeStats(N)
-        rollout = make(filled=0, autoreset="NEXT_STEP", stats=stats)
+        rollout = make(count=0, autoreset="NEXT_STEP", stats=stats)
         rollout.add(**step(0, terminated=np.array([False, True, False])))
         rollout.add(**step(1))
         assert (stats.num_steps, stats.episodes()["return"].tolist()) == (2 * N - 1, [1.0])
@@ -344,11 +272,11 @@ class TestStatistics:
 def test_nbytes_counts_fields_and_attached_tensors() -> None:
     rollout = rl.RolloutBuffer(num_steps=4, num_envs=3, obs=2, action=())
     # The 5 rows of 3 environments hold obs, action, reward, two flags, value and log_prob.
-    kept = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)
-    assert rollout.nbytes == kept
+    row_bytes = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)
+    assert rollout.nbytes == row_bytes
     rollout.add(np.zeros((3, 2)), np.zeros(3), np.zeros(3), np.zeros(3, bool), np.zeros(3, bool), value=np.zeros(3))
     rollout.compute_advantage(np.zeros(3))
-    assert rollout.nbytes == kept + 2 * 5 * 3 * 4
+    assert rollout.nbytes == row_bytes + 2 * 5 * 3 * 4
 
 
 def test_a_referenced_leaf_of_a_freed_batch_stays_unchanged() -> None:
@@ -358,7 +286,7 @@ def test_a_referenced_leaf_of_a_freed_batch_stays_unchanged() -> None:
         row = torch.arange(64.0) + 64 * t
         rollout.add(row.unsqueeze(1).expand(64, 64), row, row, row < 0, row < 0)
     batches = enumerate(rollout.minibatches(1024, epochs=4))
-    kept = [(batch["obs"], batch["index"].clone()) for i, batch in batches if i % 3]
-    assert len(kept) == 10
-    for obs, index in kept:
+    references = [(batch["obs"], batch["index"].clone()) for i, batch in batches if i % 3]
+    assert len(references) == 10
+    for obs, index in references:
         torch.testing.assert_close(obs, index.float().unsqueeze(1).expand(-1, 64))

@@ -43,7 +43,7 @@ class TestFinalObservationsInTheWild:
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_final_observations_are_found_in_every_layout(self, layout: str) -> None:
-        rollout = make(filled=0, autoreset="SAME_STEP")
+        rollout = make(count=0, autoreset="SAME_STEP")
         fields = step(0, truncated=np.array([False, True, False]))
         taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], self.layouts()[layout])
         rollout.add_step(fields["obs"], fields["action"], taken, value=fields["value"])
@@ -77,7 +77,7 @@ class TestFinalObservationsInTheWild:
             assert rollout.final_obs["b"].tolist() == [4.0]
 
     def test_a_missing_final_observation_is_an_error(self) -> None:
-        rollout = make(filled=0, autoreset="SAME_STEP")
+        rollout = make(count=0, autoreset="SAME_STEP")
         fields = step(0, truncated=np.array([False, True, False]))
         taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], {})
         rollout.add_step(fields["obs"], fields["action"], taken, value=fields["value"])
@@ -85,7 +85,7 @@ class TestFinalObservationsInTheWild:
             rollout.compute_advantage(np.zeros(N))
 
     def test_a_final_observation_of_a_wrong_shape_is_refused_and_nothing_changes(self) -> None:
-        rollout = make(filled=1, autoreset="SAME_STEP")
+        rollout = make(count=1, autoreset="SAME_STEP")
         before = rollout.data.clone()
         fields = step(1, truncated=np.array([False, True, False]))
         info = {"final_obs": np.zeros((N, 3))}
@@ -98,7 +98,7 @@ class TestFinalObservationsInTheWild:
 
 class TestResetRows:
     def test_a_reset_row_ends_nothing_itself(self) -> None:
-        rollout = make(6, filled=0, autoreset="NEXT_STEP")
+        rollout = make(6, count=0, autoreset="NEXT_STEP")
         ends = np.array([[1, 0, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]], bool)
         for t in range(6):
             rollout.add(**step(t, terminated=ends[t]))
@@ -109,7 +109,7 @@ class TestResetRows:
         assert rollout["mask"].tolist() == [[True] * N]
 
     def test_only_the_truncated_rows_of_final_obs_are_read(self) -> None:
-        rollout = make(filled=0, obs=rl.Field(2, torch.uint8))
+        rollout = make(count=0, obs=rl.Field(2, torch.uint8))
         final = np.full((N, 2), -1)
         final[1] = 7
         fields = step(0, obs=np.zeros((N, 2), np.uint8), truncated=np.array([False, True, False]))
@@ -122,7 +122,7 @@ class TestRowsThatAllReset:
 
     @staticmethod
     def reset_only(steps: int = 1) -> rl.RolloutBuffer:
-        rollout = make(steps, filled=0, autoreset="NEXT_STEP")
+        rollout = make(steps, count=0, autoreset="NEXT_STEP")
         for t in range(steps):
             rollout.add(**step(t, terminated=np.full(N, t == steps - 1)))
         rollout.clear()

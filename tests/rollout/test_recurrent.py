@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 import relive as rl
-from relive import kernels
 from tests import scripted
 from tests.conftest import BACKENDS
 from tests.reference import sequences as reference
@@ -22,7 +21,7 @@ from tests.tiers import select
 MODES = ("chunked", "overlap", "every")
 
 
-def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
+def make_rollout(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
     """Return a rollout with the ends [T][N]; obs is the row t·N + n, the hidden state −(t·N + n)."""
     steps, envs = len(ended), len(ended[0])
     extra = {"hidden": {"a": rl.Carry(2)}}
@@ -39,7 +38,7 @@ def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
 
 def golden(**options: Any) -> rl.RolloutBuffer:
     """Return a rollout of two environments and five steps; environment 0 ends an episode at t = 1."""
-    return filled([[t == 1, False] for t in range(5)], **options)
+    return make_rollout([[t == 1, False] for t in range(5)], **options)
 
 
 def row_numbers(batch: Any) -> list[list[int]]:
@@ -80,7 +79,7 @@ class TestWhichSteps:
         ],
     )
     def test_starts_of_each_mode_by_hand(self, backend: str, length: int, mode: Any, episode: int, expected: list):
-        (batch,) = filled([[False]] * episode).sequences(length, mode=mode, shuffle=False)
+        (batch,) = make_rollout([[False]] * episode).sequences(length, mode=mode, shuffle=False)
         assert [(rows[0], rows[-1] + 1) for rows in row_numbers(batch)] == expected
 
     @pytest.mark.parametrize("split", [True, False])
@@ -92,7 +91,7 @@ class TestWhichSteps:
     def test_every_mode_agrees_with_lists_cut_by_hand(
         self, split: bool, keep_tail: bool, mode: Any, next_step: bool, ended: list, length: int | None
     ):
-        rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP if next_step else None)
+        rollout = make_rollout(ended, autoreset=AutoresetMode.NEXT_STEP if next_step else None)
         mask = rollout.data["mask"]
         expected = reference.sequences(episode_ends(rollout), mask, length, mode, split, keep_tail)
         for backend in BACKENDS.values():
@@ -112,7 +111,7 @@ class TestWhichSteps:
     def test_chunks_with_their_tails_hold_every_valid_step_exactly_once(
         self, ended: list, length: int, size: int, seed: int
     ):
-        rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP)
+        rollout = make_rollout(ended, autoreset=AutoresetMode.NEXT_STEP)
         seen = [
             row for batch in rollout.sequences(length, batch_size=size) for run in row_numbers(batch) for row in run
         ]
@@ -146,7 +145,7 @@ class TestWhichSteps:
         assert len(seen) >= 20
 
     def test_environments_that_were_restarted_begin_episodes(self):
-        rollout = filled([[False, True]])
+        rollout = make_rollout([[False, True]])
         rollout.clear()
         assert rollout._flags.first_starts.tolist() == [False, True]
         rollout.clear(restarted=True)
@@ -165,7 +164,7 @@ class TestLayouts:
     @settings(deadline=None)
     @given(ended=endings(), length=st.integers(1, 6))
     def test_packed_sequences_unpack_to_the_padded_ones(self, ended: list, length: int):
-        rollout = filled(ended)
+        rollout = make_rollout(ended)
         (padded,) = rollout.sequences(length, shuffle=False)
         (packed,) = rollout.sequences(length, shuffle=False, layout="packed")
         unpacked, counts = pad_packed_sequence(
@@ -280,56 +279,12 @@ class TestBatches:
         with pytest.raises(rl.SchemaError, match=message):
             golden().sequences(**arguments)
 
-    @pytest.mark.parametrize("name", ["is_first", "batch_sizes", "mask", "index"])
-    def test_names_that_reading_gives_are_refused_for_other_fields(self, name: str):
-        with pytest.raises(rl.SchemaError, match=f"extra: expected other names than .*{name}.* reserved, got '{name}'"):
-            rl.RolloutBuffer(2, 2, obs=1, action=(), extra={name: ()})
-        with pytest.raises(rl.SchemaError, match=f"attach: expected an unused name, got '{name}'"):
-            golden().attach({name: torch.zeros(5, 2)})
-
     def test_an_empty_rollout_is_refused(self):
         with pytest.raises(rl.NotReadyError, match="sequences: expected at least 1 stored step, got 0"):
             rl.RolloutBuffer(2, 2, obs=1, action=()).sequences(2)
 
     def test_a_rollout_of_reset_rows_alone_has_no_sequences(self):
-        rollout = filled([[True]], autoreset=AutoresetMode.NEXT_STEP)
+        rollout = make_rollout([[True]], autoreset=AutoresetMode.NEXT_STEP)
         rollout.clear()
         rollout.add([[0.0]], [0.0], [0.0], [False], [False], hidden={"a": [[0.0, 0.0]]})
         assert list(rollout.sequences(2)) == []
-
-
-@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
-def test_the_native_border_checks_what_it_is_given() -> None:
-    native = kernels.native()
-    ends, starting = torch.zeros(3, 2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
-    for length, stride in ((-1, 1), (2, 0), (1, 2), (1, 2**63 - 1)):
-        with pytest.raises(ValueError, match=f"length, stride: expected 1 <= stride <= length, got {length}, {stride}"):
-            native.SequenceIndex(3, ends, ends, None, starting, length, stride, True, True)
-    for bad in ((ends[:2], None, starting), (ends, ends[:2], starting), (ends, None, starting[:1])):
-        with pytest.raises(ValueError, match="expected . elements of the declared dtype, got ."):
-            native.SequenceIndex(3, ends, *bad, 2, 2, True, True)
-    for steps in (-1, 4):
-        with pytest.raises(IndexError, match="steps"):
-            native.SequenceIndex(steps, ends, ends, None, starting, 2, 2, True, True)
-    index = native.SequenceIndex(3, ends, ends, None, starting, 2, 2, True, True)
-    assert (len(index), index.longest) == (4, 2)
-    obs, which = torch.zeros(3, 2, 5), torch.arange(4)
-    steps, hidden = ([obs], [1]), ([obs], [1])
-    for length, read, carried, message in (
-        (1, steps, hidden, "length: expected at least 2, got 1"),
-        (2, ([obs[:2]], [1]), hidden, "items: expected at most 4, got 6"),
-        (2, ([obs], []), hidden, "sources: expected one number of axes for each"),
-        (2, steps, ([obs[:2]], [1]), "items: expected at most 4, got 6"),
-        (2, steps, ([obs], []), "sources: expected one number of axes for each"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            native.SequenceGather(index, length, "batch_first", *read, *carried)
-    for bad in (which + 1, which - 1):
-        with pytest.raises(IndexError, match="which"):
-            native.SequenceGather(index, 2, "packed", *steps, *hidden).take(bad, 0, 4)
-    for start, stop in ((-1, 2), (0, 5), (2, 2), (3, 2)):
-        with pytest.raises(IndexError, match="start, stop"):
-            native.SequenceGather(index, 2, "packed", *steps, *hidden).take(which, start, stop)
-    with pytest.raises(MemoryError):
-        # The size 4 · 2⁶² overflows to 0 in 64 bits.
-        native.SequenceGather(index, 2**62, "batch_first", *steps, *hidden).take(which, 0, 4)

@@ -17,7 +17,7 @@ from tests.rollout.steps import N, make, step
 
 class TestStaging:
     def test_a_staged_observation_survives_an_environment_that_reuses_its_memory(self, backend: str) -> None:
-        rollout = make(filled=0)
+        rollout = make(count=0)
         obs = np.zeros((N, 2), np.float32)
         for t in range(4):
             obs[:] = t
@@ -30,7 +30,7 @@ class TestStaging:
         rollout.compute_advantage(np.zeros(N))
 
     def test_a_field_given_twice_is_refused_and_nothing_changes(self) -> None:
-        rollout = make(filled=1)
+        rollout = make(count=1)
         rollout.stage(obs=np.full((N, 2), 1.0))
         with pytest.raises(rl.SchemaError, match="obs: expected one value per step, got a second value"):
             rollout.add(**step(7))
@@ -38,14 +38,6 @@ class TestStaging:
             rollout.stage(obs=np.full((N, 2), 8.0))
         rollout.add(**step(1, obs=None))
         assert rollout["obs"][1].tolist() == [[1.0, 1.0]] * N
-
-    def test_a_stage_that_is_refused_stages_nothing(self) -> None:
-        rollout = make(filled=0)
-        with pytest.raises(rl.SchemaError, match="^action: expected shape"):
-            rollout.stage(obs=np.zeros((N, 2)), action=np.zeros((N, 1), int))
-        with pytest.raises(rl.SchemaError, match="^nonsense: expected a declared field"):
-            rollout.stage(nonsense=1)
-        rollout.add(**step(0))
 
     def test_add_step_completes_a_staged_step(self) -> None:
         envs = gym.make_vec("CartPole-v1", 2)
@@ -72,7 +64,7 @@ class TestLending:
 
     @pytest.mark.parametrize("steps", [4, 2])
     def test_steps_written_into_the_memory_are_steps_that_were_added(self, backend: str, steps: int) -> None:
-        added, lent = make(filled=steps), make(filled=0)
+        added, lent = make(count=steps), make(count=0)
         self.write(lent.lend(), steps)
         assert lent.num_stored == 0
         lent.take_back(steps)
@@ -86,7 +78,7 @@ class TestLending:
             assert (a == b).all()
 
     def test_the_last_slot_is_kept_until_another_step_is_added(self) -> None:
-        rollout = make(filled=0)
+        rollout = make(count=0)
         self.write(rollout.lend(), 2)
         rollout.take_back(2)
         assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
@@ -123,7 +115,7 @@ class TestLending:
             next(batches)
 
     def test_reset_rows_are_no_transitions(self) -> None:
-        rollout = make(filled=0, autoreset="NEXT_STEP")
+        rollout = make(count=0, autoreset="NEXT_STEP")
         memory = rollout.lend()
         self.write(memory, 4)
         memory["terminated"][1, 1] = True
@@ -132,7 +124,7 @@ class TestLending:
         assert len(rollout) == 4 * N - 1
 
     def test_statistics_are_told_of_new_steps_once(self) -> None:
-        rollout = make(filled=0, autoreset="NEXT_STEP", stats=rl.EpisodeStats(N))
+        rollout = make(count=0, autoreset="NEXT_STEP", stats=rl.EpisodeStats(N))
         memory = rollout.lend()
         self.write(memory, 4)
         memory["terminated"][1, 1] = True
@@ -158,17 +150,10 @@ class TestLending:
         rollout.take_back()
         assert rollout.data.shape == (127, 3)
 
-    @pytest.mark.parametrize("wrong", [-1, 5, True, 1.0])
-    def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
-        rollout = make(filled=2)
-        with pytest.raises(rl.SchemaError, match="^take_back: expected"):
-            rollout.take_back(wrong)
-        assert rollout.num_stored == 2
-
 
 class TestMemoryInOtherHands:
     def test_columns_that_were_moved_to_shared_memory_are_found_again(self, backend: str) -> None:
-        rollout = make(filled=2)
+        rollout = make(count=2)
         rollout.data.share_memory_()
         rollout.add(**step(2))
         assert rollout["obs"][:, 0, 0].tolist() == [0.0, 1.0, 2.0]
@@ -181,7 +166,7 @@ class TestMemoryInOtherHands:
             assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
 
     def test_statistics_of_lent_rows_that_were_moved_to_shared_memory_are_of_what_was_written_there(self) -> None:
-        rollout = make(filled=0, stats=rl.EpisodeStats(N))
+        rollout = make(count=0, stats=rl.EpisodeStats(N))
         memory = rollout.lend().share_memory_()
         TestLending.write(memory, 4)
         memory["terminated"][:, 3] = True
@@ -191,7 +176,7 @@ class TestMemoryInOtherHands:
 
     @pytest.mark.parametrize("num_envs", [N, None])
     def test_rows_written_into_the_columns_are_stored_when_they_are_taken_back(self, num_envs: int | None) -> None:
-        theirs, ours = make(filled=0, num_envs=num_envs), make(filled=0, num_envs=num_envs)
+        theirs, ours = make(count=0, num_envs=num_envs), make(count=0, num_envs=num_envs)
         for t in range(3):
             fields = step(t)
             theirs.add(**(fields if num_envs else {name: value[0] for name, value in fields.items()}))
@@ -204,7 +189,7 @@ class TestMemoryInOtherHands:
         assert (ours.data == theirs.data).all()
 
     def test_fewer_rows_may_be_taken_back_and_written_behind(self) -> None:
-        rollout = make(filled=4)
+        rollout = make(count=4)
         rollout.attach(extra=torch.zeros(4, N))
         rollout.take_back(1)
         assert "extra" not in rollout.data.keys()
@@ -222,7 +207,7 @@ class TestMemoryInOtherHands:
         assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
 
     def test_an_environment_that_steps_in_place_is_noticed(self) -> None:
-        rollout = make(filled=0, autoreset="DISABLED")
+        rollout = make(count=0, autoreset="DISABLED")
         fields = step(0)
         for obs in (np.zeros((N, 2), np.float32), torch.zeros(N, 2)):
             taken = (obs, fields["reward"], fields["terminated"], fields["truncated"], {})

@@ -170,13 +170,13 @@ def _three_steps(adapter: Adapter) -> Maker | None:
 
 def match_windows(probe: Probe, scenario: Scenario, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
     """Raise unless every n-step transition stops at its episode's end or at the newest row; return the drawn times."""
-    gamma, written = GAMMA, len(scenario)
-    batch = probe.draw(40 * len(scenario.envs) * min(written, 20))
+    gamma, num_steps = GAMMA, len(scenario)
+    batch = probe.draw(40 * len(scenario.envs) * min(num_steps, 20))
     rows = scenario.rows_of(batch.obs)
     for i, (env, t) in enumerate(rows):
         if envs is not None and env not in envs:
             continue
-        last = min(scenario.last((env, t), written), t + n - 1)
+        last = min(scenario.last((env, t), num_steps), t + n - 1)
         steps = scenario.at([(env, k) for k in range(t, last + 1)])
         where = f"of {n} steps from {t}" + (f" of environment {env}" if len(scenario.envs) > 1 else "")
         where += ", which ends terminated" if steps.terminated[-1] else ""

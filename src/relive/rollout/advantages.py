@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards_message, verify, warn_user
 from relive.estimators import gae
 from relive.kernels import complete
-from relive.rollout.storage import EpisodeFlags, Storage
+from relive.rollout.storage import EpisodeFlags, Finals, Storage
 from relive.schema.assembly import field_value
 from relive.schema.autoreset import find_final_obs, flags_to_host
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
@@ -28,8 +28,8 @@ Bootstrap: TypeAlias = bool | Literal["own_value"]
 class Advantages:
     """Generalised advantage estimation over the steps of a rollout, agent by agent."""
 
-    def __init__(self, storage: Storage, flags: EpisodeFlags, finals: FinalObservations) -> None:
-        self._storage, self._schema, self._flags, self._finals = storage, storage.schema, flags, finals
+    def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
+        self._storage, self._schema, self._flags = storage, storage.schema, flags
         self._agents = _agent_leaves(storage.schema)
         self.last = LastStep(storage)
         self._warnings = RewardWarnings(storage, flags)
@@ -98,7 +98,7 @@ class Advantages:
         self, final_value: Any, bootstrap: Bootstrap, is_truncated: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
         """Return the positions of the final values (steps, environments), or None, and the values as leaves."""
-        positions = self._finals.positions
+        positions = self._storage.final_positions
         if bootstrap is False and final_value is not None:
             remedy = "Leave out final_value= or bootstrap_truncated=False."
             got = type(final_value).__name__
@@ -193,14 +193,6 @@ class RewardWarnings:
         return self._num_ends >= _MIN_ENDS and 2 * self._num_rewards_within_episodes > self._num_steps_within_episodes
 
 
-class StepFinals(NamedTuple):
-    """Final observations of one step: the numbers of K truncated environments, and observation leaves [K, …]."""
-
-    step: int
-    envs: list[int]
-    leaves: list[torch.Tensor]
-
-
 class FinalObservations:
     """Final observations of truncated steps, sorted by step and environment; empty under NEXT_STEP."""
 
@@ -208,17 +200,15 @@ class FinalObservations:
         self._storage, self._schema = storage, storage.schema
         self._has_reset_rows, self._is_same_step = mode is AutoresetMode.NEXT_STEP, mode is AutoresetMode.SAME_STEP
         self._fields = [storage.schema.fields[i] for i in storage.schema.leaf_indices["obs"]]
-        self.steps: list[StepFinals] = []
-        """Final observations of each step that has at least one."""
 
-    def from_final_obs(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> StepFinals | None:
+    def from_final_obs(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> Finals | None:
         """Select the rows of truncated environments from `final_obs` [N, …]; the shapes of all rows are checked."""
         if self._has_reset_rows:
             remedy = "Leave it out: the row after an end holds the final observation."
             raise SchemaError(explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy))
         return self._select(row, self._truncated_envs(row, terminated, truncated), final_obs)
 
-    def from_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepFinals | None:
+    def from_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> Finals | None:
         """Return the final observations in the result of `env.step`, from where the autoreset mode puts them."""
         if self._has_reset_rows:
             return None
@@ -235,7 +225,7 @@ class FinalObservations:
         is_terminated, is_truncated = flags_to_host(flags | staged, storage.leading_shape, storage.device)
         return (is_truncated & ~is_terminated).nonzero()[0].tolist()
 
-    def _select(self, row: int, envs: list[int], obs: Any, info: Mapping[str, Any] | None = None) -> StepFinals | None:
+    def _select(self, row: int, envs: list[int], obs: Any, info: Mapping[str, Any] | None = None) -> Finals | None:
         """Copy the rows `envs` of the observation `obs` [N, …], or the final observations of `envs` in `info`."""
         leading_shape, device = self._storage.leading_shape, self._storage.device
         if info is None:
@@ -246,59 +236,49 @@ class FinalObservations:
             envs, leaves = find_final_obs(info, envs, self._schema, leading_shape, device)
         if not envs:
             return None
-        return StepFinals(row, envs, leaves if leading_shape else [leaf.unsqueeze(0).clone() for leaf in leaves])
-
-    @property
-    def positions(self) -> list[tuple[int, int]]:
-        """Step and environment of each final observation."""
-        return [(finals.step, env) for finals in self.steps for env in finals.envs]
+        leaves = leaves if leading_shape else [leaf.unsqueeze(0).clone() for leaf in leaves]
+        return Finals([(row, env) for env in envs], leaves)
 
     @property
     def obs(self) -> Any:
         """All final observations: a tensor [K, …], or a TensorDict [K] if the observation is nested."""
-        leaves = [
-            torch.cat([
-                torch.empty((0, *field.shape), dtype=field.dtype, device=self._storage.device),
-                *(finals.leaves[i] for finals in self.steps),
-            ])
-            for i, field in enumerate(self._fields)
-        ]  # fmt: skip
+        nothing = [
+            torch.empty((0, *field.shape), dtype=field.dtype, device=self._storage.device) for field in self._fields
+        ]
+        leaves = list(map(torch.cat, zip(nothing, *(group.leaves for group in self._storage.finals), strict=True)))
         return field_value(self._schema, "obs", leaves, leaves[0].shape[:1])
 
     def state(self) -> State:
         """Return all final observations, with their positions."""
-        leaves = [torch.cat(parts) for parts in zip(*(finals.leaves for finals in self.steps), strict=True)]
-        positions = torch.tensor(self.positions, dtype=torch.int64, device="cpu").view(-1, 2)
+        leaves = map(torch.cat, zip(*(group.leaves for group in self._storage.finals), strict=True))
+        positions = torch.tensor(self._storage.final_positions, dtype=torch.int64, device="cpu").view(-1, 2)
         return State({}, {"places": positions, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state; the storage must be restored first."""
-        self.steps = []
         steps, num_envs = self._storage.num_stored, self._storage.num_envs
         positions = saved.read_array("places", (range(steps * num_envs + 1), 2), torch.int64).tolist()
         if not positions:
             return
+        for step, env in positions:
+            if not (0 <= step < steps and 0 <= env < num_envs):
+                raise Node("state: finals.places", [step, env]).error("a stored step and its environment")
         leaves = [
             saved.read_array(f"leaf{i}", (len(positions), *field.shape), field.dtype).to(self._storage.device)
             for i, field in enumerate(self._fields)
         ]
-        for i, (step, env) in enumerate(positions):
-            if not (0 <= step < steps and 0 <= env < num_envs):
-                raise Node("state: finals.places", [step, env]).error("a stored step and its environment")
-            self.steps.append(StepFinals(step, [env], [leaf[i : i + 1] for leaf in leaves]))
+        self._storage.finals.append(Finals([(step, env) for step, env in positions], leaves))
 
     def check(self) -> None:
         """Verify that each final observation belongs to a truncated step, and that they are in order."""
-        storage, leaf_indices = self._storage, self._schema.leaf_indices
-        paths = [path_name(self._schema.paths[i]) for i in leaf_indices["obs"]]
-        for finals in self.steps:
-            for path, field, leaf in zip(paths, self._fields, finals.leaves, strict=True):
-                shape = (len(finals.envs), *field.shape)
-                verify_layout(f"final_{path} of step {finals.step}", leaf, shape, field.dtype, storage.device)
-        positions = self.positions
-        verify(
-            positions == sorted(set(positions)), "final_obs", "one for each (step, environment), in order", positions
-        )
+        storage, leaf_indices = self._storage, self._schema.leaf_indices["obs"]
+        for group in self._storage.finals:
+            for i, field, leaf in zip(leaf_indices, self._fields, group.leaves, strict=True):
+                where, shape = f"final_{path_name(self._schema.paths[i])}", (len(group.positions), *field.shape)
+                verify_layout(where, leaf, shape, field.dtype, storage.device)
+        positions = storage.final_positions
+        is_sorted = positions == sorted(set(positions))
+        verify(is_sorted, "final_obs", "one for each (step, environment), in order", positions)
         if not storage.has_values:
             return
         terminated, truncated = (storage.flag(name)[: storage.num_stored] for name in ("terminated", "truncated"))

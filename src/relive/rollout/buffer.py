@@ -19,7 +19,7 @@ from relive.kernels import complete
 from relive.kernels.sequences import Layout
 from relive.locking import make_lock
 from relive.rng import Randomness
-from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, StepFinals, attachable_leaves
+from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, attachable_leaves
 from relive.rollout.batching import (
     SequenceMode,
     fresh_reader,
@@ -31,17 +31,11 @@ from relive.rollout.batching import (
     sequences_to_device,
 )
 from relive.rollout.continuity import Continuity, ReusedMemory
-from relive.rollout.storage import EpisodeFlags, Storage
+from relive.rollout.storage import EpisodeFlags, Finals, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
 from relive.schema.checks import check_positive_int, type_name
-from relive.schema.fields import (
-    Declaration,
-    Path,
-    parse_declaration,
-    parse_device,
-    rollout_schema,
-)
+from relive.schema.fields import Declaration, Path, parse_declaration, parse_device, rollout_schema
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
@@ -113,7 +107,7 @@ class RolloutBuffer(StateDictMixin):
         self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._finals = FinalObservations(self._storage, self.autoreset)
-        self._advantages = Advantages(self._storage, self._flags, self._finals)
+        self._advantages = Advantages(self._storage, self._flags)
         self._declared_mode = DeclaredMode(self.autoreset)
         self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
         self._reused_memory = ReusedMemory(self._storage)
@@ -181,29 +175,23 @@ class RolloutBuffer(StateDictMixin):
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measurements)
 
     def _write(
-        self, row: int, values: tuple[Any, ...], extra: dict[str, Any], finals: StepFinals | None,
+        self, row: int, values: tuple[Any, ...], extra: dict[str, Any], finals: Finals | None,
         measurements: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """Store a step; an exception leaves the rollout unchanged."""
+        """Store a step with the final observations `finals`; an exception leaves the rollout unchanged."""
+        storage = self._storage
         try:
-            self._storage.write_step(row, values, extra)
-            if finals is None and not self._flags.is_observed:
-                self._storage.commit(row)
+            storage.write_step(row, values, extra)
+            all_finals = None if finals is None else [*storage.finals, finals]
+            if self._flags.is_observed:
+                self._flags.count(
+                    row, 1, storage.lacks_optional, measurements, partial(storage.commit, row, all_finals)
+                )
             else:
-                self._commit(row, finals, measurements)
+                storage.commit(row, all_finals)
         except BaseException:
             complete(self._advantages.last.restore_row)
             raise
-
-    def _commit(self, row: int, finals: StepFinals | None, measurements: Mapping[str, Any]) -> None:
-        """Make the written row a stored step with the final observations `finals`, and count it in the observers."""
-        steps = self._finals.steps if finals is None else [*self._finals.steps, finals]
-
-        def change() -> None:
-            self._finals.steps = steps
-            self._storage.commit(row)
-
-        self._flags.count(row, 1, self._storage.omitted, measurements, change)
 
     def stage(self, **fields: Any) -> None:
         """Copy fields of the next step before the environment overwrites them; pass the other fields to `add`."""
@@ -246,11 +234,10 @@ class RolloutBuffer(StateDictMixin):
 
             def change() -> None:
                 storage.take_back(count)
-                self._finals.steps = []
                 self._flags.take_back()
                 self._advantages.last.set(last)
 
-            self._flags.count(num_stored, count - num_stored, frozenset(), _NO_MEASUREMENTS, change)
+            self._flags.count(num_stored, count - num_stored, (False, False), _NO_MEASUREMENTS, change)
 
     def clear(self, *, restarted: bool = False) -> None:
         """Remove the stored steps and attached tensors; pending resets of the environments are kept.
@@ -269,7 +256,6 @@ class RolloutBuffer(StateDictMixin):
                     self._continuity.forget()
                     self._observers.drop_running_episodes()
                 self._storage.clear()
-                self._finals.steps = []
                 self._flags.begin_rollout(starts, resets)
 
             complete(change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -24,6 +24,13 @@ from relive.schema.invariants import overflow_warnings, verify_addresses, verify
 from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
 from relive.storage import Memory
+
+
+class Finals(NamedTuple):
+    """Final observations: (step, environment) of K truncated steps, and observation leaves [K, …]."""
+
+    positions: list[tuple[int, int]]
+    leaves: list[torch.Tensor]
 
 
 class Storage:
@@ -50,7 +57,8 @@ class Storage:
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
         self._is_optional = tuple(path[0] in OPTIONAL_ROLLOUT_FIELDS for path in schema.paths)
-        self._set_optional((True, True))
+        self.lacks_optional = (False, False)
+        """Whether the steps lack a value, and a log_prob."""
         self.num_stored = 0
         self.generation = 0
         """Number of calls of `clear`."""
@@ -58,6 +66,8 @@ class Storage:
         """Fields of the next step that are already written."""
         self.attached: dict[Path, torch.Tensor] = {}
         """Attached tensors [rows, N, …] by path; an attached optional field is its stored tensor."""
+        self.finals: list[Finals] = []
+        """Final observations of each step that has at least one; after a load they are one entry."""
         self.is_exposed = False
         """Whether callers have tensors that share this memory."""
         self._bind()
@@ -68,33 +78,30 @@ class Storage:
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: `values` of the first seven fields, and `extra` by name."""
-        has_optional, leaf_indices = (values[5] is not None, values[6] is not None), None
+        lacks_optional, leaf_indices = (values[5] is None, values[6] is None), None
         # This fast branch handles every step except the first one and steps after `stage`.
-        if has_optional == self._has_optional and not self.staged:
+        if lacks_optional == self.lacks_optional and not self.staged:
             leaves = values if self._is_plain and not extra else self._flatten(values, extra)
         else:
-            has_optional = has_optional[0] or "value" in self.staged, has_optional[1] or "log_prob" in self.staged
-            for name, is_present, was_present in zip(
-                OPTIONAL_ROLLOUT_FIELDS, has_optional, self._has_optional, strict=True
-            ):
-                if row and is_present is not was_present:
-                    raise _optional_field_error(name, was_present=was_present)
+            lacks_optional = (
+                lacks_optional[0] and "value" not in self.staged,
+                lacks_optional[1] and "log_prob" not in self.staged,
+            )
+            for name, lacks, lacked in zip(OPTIONAL_ROLLOUT_FIELDS, lacks_optional, self.lacks_optional, strict=True):
+                if row and lacks is not lacked:
+                    raise _optional_field_error(name, was_present=not lacked)
             fields = self._flatten.by_field(values, extra, self.staged)
             leaves = tuple(itertools.chain.from_iterable(fields.values()))
             leaf_indices = tuple(i for name in fields for i in self.schema.leaf_indices[name])
         if row != self.num_stored:
             raise _reentry_error()
         self.write(row, leaves, leaf_indices)
-        if has_optional != self._has_optional:
-            self._set_optional(has_optional)
+        self.lacks_optional = lacks_optional
 
-    def _set_optional(self, has_optional: tuple[bool, bool]) -> None:
-        omitted = frozenset(
-            name for name, is_present in zip(OPTIONAL_ROLLOUT_FIELDS, has_optional, strict=True) if not is_present
-        )
-        # All attributes are set by one statement without a call, which a signal cannot interrupt.
-        self._has_optional, self.omitted = has_optional, omitted
-        """Whether the steps have a value and a log_prob (two bools), and the names of the missing optional fields."""
+    @property
+    def omitted(self) -> frozenset[str]:
+        """Optional fields that the steps do not have."""
+        return frozenset(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, self.lacks_optional))
 
     def stage(self, fields: Mapping[str, Any]) -> None:
         leaves: list[Any] = []
@@ -139,20 +146,25 @@ class Storage:
         if bad_position >= 0:
             raise misaligned_error(path_name(paths[indices[bad_position]]))
 
-    def commit(self, row: int) -> None:
-        """Make the written row a stored step."""
-        if self.staged or self.attached:
+    def commit(self, row: int, finals: list[Finals] | None = None) -> None:
+        """Make the written row a stored step. `finals` are the final observations of all steps; None if it has none."""
+        if finals is not None or self.staged or self.attached:
             staged: set[str] = set()
+            finals = self.finals if finals is None else finals
             # All attributes are set by one statement without a call, which a signal cannot interrupt.
-            self.staged, self.attached, self.num_stored = staged, {}, row + 1
+            self.staged, self.attached, self.finals, self.num_stored = staged, {}, finals, row + 1
             return
         self.num_stored = row + 1
 
     def take_back(self, steps: int) -> None:
         """Make the first `steps` rows, which a collector has written with every field, the stored steps."""
         self.clear()
-        self._set_optional((True, True))
-        self.num_stored = steps
+        self.lacks_optional, self.num_stored = (False, False), steps
+
+    @property
+    def final_positions(self) -> list[tuple[int, int]]:
+        """Step and environment of each final observation."""
+        return [position for finals in self.finals for position in finals.positions]
 
     def flag(self, name: str) -> torch.Tensor:
         """Return the tensor [rows, N] of the field "terminated" or "truncated"."""
@@ -176,9 +188,10 @@ class Storage:
         torch._foreach_zero_([tensor[row] for tensor in self.tensors])
 
     def clear(self) -> None:
-        """Remove the steps, staged fields and attached leaves."""
+        """Remove the steps, their final observations, staged fields and attached leaves."""
         self.generation += 1
         self.num_stored = 0
+        self.finals = []
         self.staged.clear()
         self.attached.clear()
 
@@ -310,8 +323,7 @@ class Storage:
         saved.copy_into(self.rows())
         self.clear()
         self.num_stored = num_steps
-        present_fields = self._saved_optional_fields(saved, num_steps)
-        self._set_optional(("value" in present_fields, "log_prob" in present_fields))
+        self.lacks_optional = self._saved_lacks_optional(saved, num_steps)
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.error("a declared field")
@@ -326,17 +338,16 @@ class Storage:
                 declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
             self.attached[path] = declared_leaves[path]
 
-    def _saved_optional_fields(self, saved: SnapshotReader, num_stored: int) -> set[str]:
+    def _saved_lacks_optional(self, saved: SnapshotReader, num_stored: int) -> tuple[bool, bool]:
         node = saved.values
         if "given" in node.entries():
-            return {
-                name.one_of(OPTIONAL_ROLLOUT_FIELDS) for name in node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
-            }
+            entries = node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
+            names = {name.one_of(OPTIONAL_ROLLOUT_FIELDS) for name in entries}
+            return "value" not in names, "log_prob" not in names
         # Checkpoints without the entry "given" have the number of steps with a value, and zeros for a missing log_prob.
-        has_value = node.entry("valued").integer(0, num_stored) == num_stored
         leaves = (self.tensors[i][:num_stored] for i in self.schema.leaf_indices["log_prob"])
         has_log_prob = any(bool((leaf != 0).any()) for leaf in leaves)
-        return set(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, (has_value, has_log_prob)))
+        return node.entry("valued").integer(0, num_stored) != num_stored, not has_log_prob
 
     def check(self) -> None:
         """Verify the shape and dtype of every tensor, and that staged and attached fields fit the stored steps."""
@@ -400,8 +411,8 @@ class EpisodeFlags:
         """Environments whose first row of the rollout is a reset row [N]."""
         self.first_starts = torch.ones_like(self.first_resets)
         """Environments whose first transition of the rollout starts an episode [N]."""
-        self._observed_columns: dict[frozenset[str], tuple[torch.Tensor | None, ...]] = {}
-        """Tensors that observers count, by the set of missing optional fields."""
+        self._observed_columns: dict[tuple[bool, bool], tuple[torch.Tensor | None, ...]] = {}
+        """Tensors that observers count, by whether the steps lack a value, and a log_prob."""
         self._next_resets = self.first_resets.clone().unsqueeze(0)
         """Environments whose next row is a reset row [1, N]; kept up to date only for observers."""
 
@@ -450,8 +461,9 @@ class EpisodeFlags:
         return steps * self._storage.num_envs if mask is None else mask.flatten().nonzero().squeeze(1)
 
     def count(
-        self, row: int, steps: int, omitted: frozenset[str], measurements: Mapping[str, Any], commit: Callable[[], None]
-    ) -> None:
+        self, row: int, steps: int, lacks_optional: tuple[bool, bool], measurements: Mapping[str, Any],
+        commit: Callable[[], None],
+    ) -> None:  # fmt: skip
         """Count `steps` rows from row `row` on in the observers, and call `commit`, which makes the rows stored steps.
 
         An exception before `commit` leaves everything unchanged. `commit` may be called twice and must be idempotent.
@@ -460,9 +472,9 @@ class EpisodeFlags:
         if steps < 1 or not observers.observed_leaves:
             complete(commit)
             return
-        columns = self._observed_columns.get(omitted) or self._observed_columns.setdefault(
-            omitted, self._select_columns(omitted)
-        )
+        if lacks_optional not in self._observed_columns:
+            self._observed_columns[lacks_optional] = self._select_columns(lacks_optional)
+        columns = self._observed_columns[lacks_optional]
         first_resets = self._next_resets if self.has_reset_rows else None
         if observers.native is not None:
             observers.set_measurements(measurements)
@@ -480,8 +492,9 @@ class EpisodeFlags:
 
             complete(change)
 
-    def _select_columns(self, omitted: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
-        """Return the tensor of each leaf; None if observers do not count the leaf, or if the steps omit its field."""
+    def _select_columns(self, lacks_optional: tuple[bool, bool]) -> tuple[torch.Tensor | None, ...]:
+        """Return the tensor of each leaf; None if observers do not count the leaf, or if the steps lack its field."""
+        omitted = set(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, lacks_optional))
         leaves = enumerate(zip(self._storage.schema.paths, self._storage.tensors, strict=True))
         columns = self._observers.observed_leaves
         return tuple(leaf if i in columns and path[0] not in omitted else None for i, (path, leaf) in leaves)

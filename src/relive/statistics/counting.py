@@ -116,16 +116,6 @@ def _describe_tensors(tensors: Any) -> Any:
     }
 
 
-def plan(accumulator: Accumulator, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
-    """Return a function that counts `values` with torch ops; see `EpisodeStats._plan` and `RunningNorm._plan`."""
-    return accumulator._plan(values, mask)
-
-
-def bind(accumulator: Accumulator) -> None:
-    """Make `to` refuse another device, because native counters of a buffer store the addresses of the tensors."""
-    accumulator._is_bound = True
-
-
 def set_owner(stats: Accumulator, owner: object) -> None:
     """Set the buffer that updates `stats`; raise if another buffer does, which would mix the steps of both."""
     if stats._owner() is not None:

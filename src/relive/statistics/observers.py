@@ -17,7 +17,7 @@ from relive.schema.autoreset import read_info_numbers
 from relive.schema.conversion import path_name
 from relive.schema.fields import Field, Path, Schema, caller_shape, parse_path
 from relive.schema.suggestions import NAME_PATTERN
-from relive.statistics.counting import bind, counters, plan, set_owner
+from relive.statistics.counting import counters, set_owner
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.storage.codec import Node
@@ -80,7 +80,7 @@ class Observers:
         norms = [(norm, leaf) for leaf, norm in self._norms.items()]
         native = counters(dtypes, self._num_envs or 1, self._flag_leaves, episodes, norms)
         for part in self._parts().values() if native is not None else ():
-            bind(part)
+            part._is_bound = True
         return native
 
     def read_measurements(
@@ -117,8 +117,8 @@ class Observers:
             mask, first_resets = ~torch.stack(resets[:-1]), resets[-1]
         stats, changes = self.stats, []
         if stats is not None:
-            changes.append(plan(stats, *self._select_steps(stats, block, mask, measurements, envs)))
-        changes += [plan(norm, block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
+            changes.append(stats._plan(*self._select_steps(stats, block, mask, measurements, envs)))
+        changes += [norm._plan(block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
 
         def change() -> None:
             for count in changes:
