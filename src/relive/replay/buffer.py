@@ -20,13 +20,20 @@ from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, NotReadyErr
 from relive.kernels import complete
 from relive.locking import ClosedLock, make_lock, recovery_callback
 from relive.replay.backend import Backend
+from relive.replay.config import (
+    make_backend,
+    read_saved_arguments,
+    refuse_observers_in_shared_memory,
+    require_saved_sizes,
+)
 from relive.replay.ids import flatten_ids, flatten_mutable_fields, sort_rows, update_priorities, write_back
 from relive.replay.invariants import device_faults
 from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
 from relive.replay.recovery import RecoverableBuffer, read_last_commit
+from relive.replay.row_storage import RowStorage
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.samplers.registry import load_sampler_state
-from relive.replay.settings import ReplaySettings, read_saved_arguments, require_saved_sizes
+from relive.replay.samplers.registry import load_sampler_state, sampler_config
+from relive.replay.samplers.sampler import require_sampler
 from relive.replay.step_input import StepInput
 from relive.replay.views import View
 from relive.replay.views.view import Finish, ReadContext, batch_plan, bind_view
@@ -41,13 +48,15 @@ from relive.schema.assembly import (
     refuse_shared_memory,
     to_device,
 )
-from relive.schema.autoreset import DeclaredMode, read_env_settings, warn_of_frame_stacks
+from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, warn_of_frame_stacks
+from relive.schema.checks import check_positive_int
 from relive.schema.conversion import as_tensor, convert_row_ids
-from relive.schema.fields import DTYPES, Declaration, Path, caller_shape, replay_nbytes, replay_schema
+from relive.schema.fields import DTYPES, Declaration, Path, caller_shape, check_replay, replay_nbytes, replay_schema
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
+from relive.statistics.observers import Observers
 from relive.storage import LocalAllocator, Memory
 from relive.storage.allocator import require_memory
 from relive.storage.codec import Node
@@ -110,23 +119,36 @@ class ReplayBuffer(StateDictMixin):
         autoreset: AutoresetMode | str | None = None, stats: EpisodeStats | None = None, norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.settings = settings = ReplaySettings(
-            capacity, obs, action, num_envs, reward, extra or {}, sampler, device, next_obs, autoreset, stats, norm
-        )
-        self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
-        self.device, self._schema = settings.device, settings.schema
-        self._declared, self._observers = DeclaredMode(settings.autoreset), settings.observers
-        self._is_plain = settings.is_plain
-        allocator = settings.memory.open(self)
-        self.storage: Backend = settings.make_backend(allocator)
+        self.capacity = check_positive_int("capacity", capacity)
+        self.num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
+        self.autoreset, memory = parse_autoreset(autoreset), Memory.of(device)
+        self._schema = schema = replay_schema(obs, action, reward, extra or {})
+        check_replay(self.capacity, self.num_envs, next_obs, schema)
+        self.next_obs = next_obs
+        envs = self.num_envs or 1
+        memory.require(replay_nbytes(schema, self.capacity, envs, next_obs))
+        self.device = torch.empty(0, device=memory.device).device
+        refuse_observers_in_shared_memory(memory, stats, norm, SchemaError)
+        self._observers = Observers(stats, norm, schema, self.num_envs, self.device)
+        self.unbound_sampler = require_sampler(Uniform() if sampler is None else sampler)
+        """The constructor's argument; files and copies of the buffer describe it."""
+        self._declared = DeclaredMode(self.autoreset)
+        self._is_plain = schema.is_flat and not extra
+        """Whether the buffer has neither nested nor extra fields."""
+        allocator = memory.open(self)
+        rows = RowStorage(
+            schema, self.capacity // envs, self.num_envs, allocator, stores_next_obs=next_obs == "stored",
+            autoreset=self.autoreset, has_stats=stats is not None,
+        )  # fmt: skip
+        self.storage: Backend = make_backend(rows)
         """The stored rows, and the kernels that write, draw and read rows."""
         counters = self._observers.native
         self._counts_natively = counters is not None and self.storage.attach_counters(counters)
         """Whether the native core updates the statistics when it writes rows."""
         self._counts_in_torch = bool(self._observers.observed_leaves) and not self._counts_natively
         self._random = self.storage.make_random(seed)
-        self._input = StepInput(self.storage.rows)
-        self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
+        self._input = StepInput(rows)
+        self.sampler: Sampler = self.unbound_sampler.bind(self.storage, self._random)
         """The sampler of this buffer: a bound copy of the constructor's argument."""
         if self.sampler.follows_writes:
             self.storage.track_changes()
@@ -597,7 +619,18 @@ class ReplayBuffer(StateDictMixin):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments as JSON."""
-        return self.settings.config()
+        trees = self._schema.config()
+        return {
+            "capacity": self.capacity,
+            "num_envs": self.num_envs,
+            **{name: trees.pop(name) for name in ("obs", "action", "reward")},
+            "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
+            "next_obs": self.next_obs,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "device": str(self.device),
+            "sampler": sampler_config(self.unbound_sampler),
+            "listeners": self._observers.config(),
+        }
 
     def state(self) -> State:
         """Return the state to save, without the rows; its tensors share memory with the buffer."""
