@@ -46,7 +46,7 @@ def make_buffer(**options: Any) -> rl.ReplayBuffer:
 def test_unchanged_steps_are_reduced_to_the_batch_of_the_plan(view: Any, backend: str) -> None:
     replay = make_buffer()
     store: Any = replay.storage
-    plan = view.plan(store.schema).limit_to_slots(store.rows.ring.slots)
+    plan = view.plan(store.schema).limit_to_slots(store.schema, store.rows.ring.slots)
     slots = store.stored()
     read = store.make_reader(plan).read(slots)
     reduced = reduce(store.make_reader(plan.unreduced(store.schema)).read(slots), plan)
@@ -196,7 +196,7 @@ VIEWS = (
 @pytest.mark.parametrize("view", VIEWS, ids=repr)
 def test_the_specs_of_a_plan_are_those_of_its_batches(view: Any, backend: str) -> None:
     replay = make_buffer()
-    plan = view.plan(replay.storage.schema).limit_to_slots(replay.storage.ring.slots)
+    plan = view.plan(replay.storage.schema).limit_to_slots(replay.storage.schema, replay.storage.ring.slots)
     batch = replay.sample(5, view)
     found = {key if isinstance(key, tuple) else (key,): leaf for key, leaf in batch.items(True, True)}
     assert plan.leaf_specs(replay.storage.schema, 5) == {

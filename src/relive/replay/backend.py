@@ -120,17 +120,14 @@ class Backend:
         """Make a reader of batches of this plan. Cache the reader: making it takes longer than reading a batch."""
         return TorchReader(self, plan)
 
-    def read_leaves(
-        self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
-    ) -> list[torch.Tensor]:
-        """Read the leaves with these indices, or all leaves, at slots; with `padded`, slot -1 gives zeros."""
-        indices, stacked = range(len(self.rows.leaves)) if leaves is None else leaves, self.rows.stacked
-        unstacked = tuple(i for i in indices if i not in stacked)
+    def read_leaves(self, slots: torch.Tensor, leaves: Sequence[int], *, padded: bool = False) -> list[torch.Tensor]:
+        """Read the leaves with these indices at slots; with `padded`, slot -1 gives zeros."""
+        unstacked = tuple(i for i in leaves if i not in self.rows.stacked)
         tensors = self._gather(self.rows.leaves, unstacked, slots, padded)
-        if len(unstacked) == len(indices):
+        if len(unstacked) == len(leaves):
             return tensors
         tensor_by_leaf = dict(zip(unstacked, tensors, strict=True))
-        return [tensor_by_leaf[i] if i in tensor_by_leaf else self._rebuild_stacks(slots, i) for i in indices]
+        return [tensor_by_leaf[i] if i in tensor_by_leaf else self._rebuild_stacks(slots, i) for i in leaves]
 
     def read_next_leaves(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
         """Read the next observations at slots, which must be stored explicitly; `leaves` are indices in the schema."""

@@ -36,7 +36,7 @@ from relive.replay.samplers.registry import load_sampler_state, sampler_config
 from relive.replay.samplers.sampler import require_sampler
 from relive.replay.step_input import StepInput
 from relive.replay.views import View
-from relive.replay.views.view import Finish, ReadContext, batch_plan, bind_view
+from relive.replay.views.view import Finish, ReadContext, batch_specs, bind_view, check_out
 from relive.schema.assembly import (
     MemoryRange,
     assemble,
@@ -45,7 +45,6 @@ from relive.schema.assembly import (
     copy_into,
     import_tensordict,
     memory_range,
-    refuse_shared_memory,
     to_device,
 )
 from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, warn_of_frame_stacks
@@ -438,11 +437,9 @@ class ReplayBuffer(StateDictMixin):
         self, out: lazy.TensorDict, count: int, reader: PlanReader, finish: Finish | None
     ) -> lazy.TensorDict:
         """Read new rows into `out`, or into its first rows if an epoch ends; `out` is verified before the draw."""
-        sampler, plan, targets = self.sampler, batch_plan(reader.plan, finish), {}
-        if plan is None:
-            refuse_shared_memory(out, self._memory_ranges())
-        else:
-            targets = reader.check_out(plan, count, out, sampler.returns_weights, self._memory_ranges())
+        sampler = self.sampler
+        specs = batch_specs(reader.plan, finish, self._schema, count, has_weights=sampler.returns_weights)
+        targets = check_out(out, specs, count, self.device, self._memory_ranges())
         if finish is not None:
             leaves = self._read(*sampler.choose(count), reader, finish)
             return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)

@@ -18,14 +18,12 @@ from relive.replay.ids import PADDING_ID, convert_rows, flatten_ids, flatten_mut
 from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
-from relive.replay.views.view import batch_plan
+from relive.replay.views.view import batch_specs, check_out
 from relive.schema.assembly import (
     assemble,
     check_batch_size,
     check_destination,
-    check_targets,
     copy_into,
-    refuse_shared_memory,
     to_device,
 )
 from relive.schema.checks import as_float
@@ -138,15 +136,12 @@ class Mixture:
         """Verify `out` before any row is drawn; its fields cannot be verified if a user's view computes them."""
         buffers = list(self.buffers.values())
         reader, finish = buffers[0]._get_reader(view)
-        plan = batch_plan(reader.plan, finish)
         own_memory = [memory for buffer in buffers for memory in buffer._memory_ranges()]
-        if plan is None:
-            refuse_shared_memory(out, own_memory)
-            return
-        forms = plan.leaf_specs(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
-        if any(buffer.sampler.returns_weights for buffer in buffers):
-            forms[WEIGHT] = (count,), torch.float32
-        check_targets(out, forms, buffers[0].device, own_memory)
+        has_weights = any(buffer.sampler.returns_weights for buffer in buffers)
+        specs = batch_specs(reader.plan, finish, buffers[0].storage.schema, count, has_weights=has_weights)
+        if specs is not None:
+            specs["source",] = (count,), torch.int64
+        check_out(out, specs, count, buffers[0].device, own_memory)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set the priorities of the rows `index` (of a batch), each in its own buffer; returns how many were stale.

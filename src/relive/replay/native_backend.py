@@ -12,7 +12,7 @@ from relive import kernels, lazy
 from relive.errors import InvariantError, explain, verify
 from relive.kernels.priority import NativeTree
 from relive.replay.backend import Backend, ChangedSlots, never_issued_error
-from relive.replay.continuity import ContinuityStats
+from relive.replay.continuity import ContinuityCounter, ContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
@@ -46,6 +46,7 @@ class NativeBackend(Backend):
         """Cached slots of all transitions, if there are few; None after a write."""
         self._tree: NativeTree | None = None
         self._rows_left = rows.ring.rows_left()
+        self._counter = ContinuityCounter()
 
     def write(
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
@@ -63,9 +64,9 @@ class NativeBackend(Backend):
             if status >= 0:
                 raise self.rows.make_misaligned_error(status)
         if status < -1:
-            if status not in _WARNING_MESSAGES:
+            if status > self.native.LOOKS_INFINITE:
                 raise self.rows.make_stack_error(-2 - status)
-            self.warning = _WARNING_MESSAGES[status](self.continuity())
+            self.warning = self._counter.next_warning(self.continuity())
 
     def attach_counters(self, counters: Any) -> bool:
         self._core.observe(counters)
@@ -129,9 +130,7 @@ class NativeBackend(Backend):
             return NativeReader(self, self._core.memory, plan)
         return super().make_reader(plan)
 
-    def read_leaves(
-        self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
-    ) -> list[torch.Tensor]:
+    def read_leaves(self, slots: torch.Tensor, leaves: Sequence[int], *, padded: bool = False) -> list[torch.Tensor]:
         self._request_pages(slots)
         return super().read_leaves(slots, leaves, padded=padded)
 
@@ -278,16 +277,6 @@ class NativeReader(PlanReader):
 
     def _read_unlocked(self, reserved: Any, slots: torch.Tensor) -> Leaves:
         return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
-
-
-_WARNING_MESSAGES: dict[int, Any] = {}
-if kernels.native() is not None:
-    _WARNING_MESSAGES |= {
-        kernels.native().LOOKS_CUT: ContinuityStats.make_cut_warning,
-        kernels.native().LOOKS_RESET: ContinuityStats.make_reset_warning,
-        kernels.native().LOOKS_RESTARTED: ContinuityStats.make_restart_warning,
-        kernels.native().LOOKS_INFINITE: ContinuityStats.make_reward_warning,
-    }
 
 
 def _make_write_back(ring: Any, rows: RowStorage) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from relive import lazy
-from relive.errors import SchemaError, explain
-from relive.schema.assembly import MemoryRange, assemble, check_targets, copy_leaves
+from relive.schema.assembly import assemble, copy_leaves
 from relive.schema.fields import Path, Schema, caller_shape, is_initial_state
 
 if TYPE_CHECKING:
@@ -178,17 +177,11 @@ class ReadPlan:
         reads += [LeafRead(next_path(schema.paths[i]), i, next_group) for i in schema.leaf_indices["obs"]]
         return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
 
-    def limit_to_slots(self, slots: int) -> ReadPlan:
+    def limit_to_slots(self, schema: Schema, slots: int) -> ReadPlan:
         """Return the plan without steps beyond those that a ring of `slots` slots can hold."""
         if self.reduced is None:
             return replace(self, n=min(self.n, slots), max_steps=slots - 1)
-        reduced = self.reduced.limit_to_slots(slots)
-        if self.is_transition:
-            return replace(self, reduced=reduced)
-        before, after = reduced.reach
-        steps, next_group = _sequence_groups(before, after + 1)
-        reads = (read._replace(group=next_group if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
-        return replace(self, reads=tuple(reads), reduced=reduced)
+        return self.reduced.limit_to_slots(schema, slots).unreduced(schema)
 
 
 class PlanReader:
@@ -216,19 +209,6 @@ class PlanReader:
         if weight is not None:
             leaves[WEIGHT] = weight
         return assemble(leaves, slots.shape)
-
-    def check_out(
-        self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange]
-    ) -> Leaves:
-        """Return the tensors of `out` by path; raises if the batch does not fit or a tensor lies in memory of `own`."""
-        forms = plan.leaf_specs(self._backend.schema, count)
-        if has_weights:
-            forms[WEIGHT] = (count,), torch.float32
-        tensors = check_targets(out, forms, self._backend.device, own)
-        if out.batch_size[:1] != (count,):
-            remedy = "Pass an earlier batch as out=."
-            raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
-        return dict(zip(forms, tensors, strict=True))
 
     def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
         """Read the rows at these slots into a caller's tensors, except for weights, which the sampler has written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Offsets
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.replay.read_plan import INDEX, Layout, Leaves, ReadPlan, row_plan, sequence_plan
+from relive.replay.read_plan import INDEX, WEIGHT, Layout, LeafSpecs, Leaves, ReadPlan, row_plan, sequence_plan
 from relive.rng import Randomness
+from relive.schema.assembly import MemoryRange, check_targets, refuse_shared_memory
 from relive.schema.checks import check_fraction, check_positive_int
 from relive.schema.fields import Path, Schema
 from relive.schema.suggestions import suggests_init_keywords
@@ -162,7 +164,7 @@ def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
         where, expected = f"{type(chosen_view).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
         got = [read.leaf for read in plan.reads]
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
-    plan = plan.limit_to_slots(backend.ring.slots)
+    plan = plan.limit_to_slots(backend.schema, backend.ring.slots)
     _check_offsets(chosen_view, plan)
     # A plan with `reduced` belongs to Hindsight, which reads goals from other steps of the episode, so it needs time
     # order.
@@ -197,12 +199,32 @@ def _offsets_text(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 
-def batch_plan(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
-    """Return the plan of the final batch; None if a user's `finish` computes the batch."""
-    if finish is None:
-        return plan
+def batch_specs(
+    plan: ReadPlan, finish: Finish | None, schema: Schema, count: int, *, has_weights: bool
+) -> LeafSpecs | None:
+    """Return the shape and dtype of every leaf of a final batch; None if a user's `finish` computes the batch."""
     # `bind_view` wraps a user's `finish` in a function; only a view of relive has a bound method here.
-    return (plan.reduced or plan) if hasattr(finish, "__self__") else None
+    if finish is not None and not hasattr(finish, "__self__"):
+        return None
+    specs = (plan.reduced or plan).leaf_specs(schema, count)
+    return specs | {WEIGHT: ((count,), torch.float32)} if has_weights else specs
+
+
+def check_out(
+    out: lazy.TensorDict, specs: LeafSpecs | None, count: int, device: torch.device, own: Iterable[MemoryRange]
+) -> Leaves:
+    """Return the tensors of `out` by path; raises if a batch does not fit, or if a tensor lies in memory of `own`.
+
+    `specs` come from `batch_specs`. If they are None, only the memory is verified, and no tensors are returned.
+    """
+    if specs is None:
+        refuse_shared_memory(out, own)
+        return {}
+    tensors = check_targets(out, specs, device, own)
+    if out.batch_size[:1] != (count,):
+        remedy = "Pass an earlier batch as out=."
+        raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
+    return dict(zip(specs, tensors, strict=True))
 
 
 def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
