@@ -147,7 +147,10 @@ class Sequence:
         if self.step_index and "step_index" in schema.names:
             expected, got = "no field called step_index", "an extra field of this name"
             raise SchemaError(explain("Sequence.step_index", expected, got, "Rename the field."))
-        return sequence_plan(schema, self.burn_in, self.length, self.cross_episodes, self.step_index)
+        return sequence_plan(
+            schema, self.burn_in, self.length, cross_episodes=bool(self.cross_episodes),
+            step_index=bool(self.step_index),
+        )  # fmt: skip
 
 
 Finish = Callable[[Leaves, ReadContext], Leaves]
