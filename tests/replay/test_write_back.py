@@ -181,6 +181,8 @@ class TestOtherDevices:
                 assert stale.device.type == "meta"
                 if isinstance(sampler, rl.Prioritized):
                     replay.update_priority(index, torch.zeros(index.shape))
+            replay.cut()
+            replay.clear()
 
     def test_rows_of_one_slot_are_alike_so_that_a_device_may_write_them_in_any_order(self) -> None:
         with kernels.force("torch"):
