@@ -156,14 +156,6 @@ class TestWriting:
         # The rewards 0, 10 and 20 are of the first episode, and 30 is alone in the second.
         assert set(batch["reward"].tolist()) == {0 + 10 + 20.0, 10 + 20.0, 20.0, 30.0}
 
-    def test_a_normalised_observation_is_sampled_as_it_was_passed(self, backend: str) -> None:
-        replay = rl.ReplayBuffer(16, obs=1, action=())
-        for t in range(5):
-            replay.add([t * 1.0], 0.0, float(t), False, False, [t + 0.5])
-        batch = replay.sample(40)
-        assert torch.equal(batch["obs"].squeeze(1), batch["reward"])
-        assert torch.equal(batch["next_obs"].squeeze(1), batch["reward"] + 0.5)
-
     def test_continuity_is_bitwise_after_the_cast(self, backend: str) -> None:
         replay = rl.ReplayBuffer(16, obs=1, action=())
         third = 1 / 3
@@ -295,14 +287,6 @@ class TestStatistics:
         obs = np.arange(float(n))[:, None]
         return {"obs": obs, "action": np.zeros(n), "reward": np.array(rewards), "terminated": np.array(ends),
                 "truncated": np.zeros(n, bool), "next_obs": obs + 0.5}  # fmt: skip
-
-    def test_of_some_environments(self, backend: str) -> None:
-        replay, stats = self.counted()
-        replay.add(**self.step([1.0, 2.0], [False, True]), env_ids=[2, 0])
-        assert self.running(stats) == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
-        assert (stats.num_steps, stats.episodes()["return"].tolist()) == (2, [2.0])
-        replay.add(**self.step([3.0, 4.0], [True, True]), env_ids=[2, 0])
-        assert stats.episodes()["return"].tolist() == [2.0, 4.0, 4.0]
 
     def test_of_reset_rows_and_blocks(self, backend: str) -> None:
         replay, stats = self.counted(autoreset="NEXT_STEP")
@@ -778,14 +762,6 @@ class TestViews:
                 assert batch["obs"][t, :, 0].tolist() == [step or 0.0 for step in steps]
                 drawn = train.index(True)
                 assert batch["obs"][t, drawn, 0] == int(batch["index"][t]) - (t > 5)
-
-    def test_several_rewards_are_summed_apart(self, backend: str) -> None:
-        replay = rl.ReplayBuffer(16, obs=1, action=(), reward=(2,), seed=0)
-        for t in range(4):
-            replay.add([float(t)], 0.0, [1.0, 10.0], False, t == 3, [t + 1.0])
-        batch = replay.sample(30, rl.NStep(3, 0.5))
-        assert torch.equal(batch["reward"][:, 1], 10 * batch["reward"][:, 0])
-        assert set(batch["reward"][:, 0].tolist()) == {1.75, 1.5, 1.0}
 
 
 class Count(TorchDispatchMode):
