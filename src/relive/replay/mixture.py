@@ -15,10 +15,9 @@ from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import PADDING_ID, convert_rows, flatten_ids, flatten_mutable_fields, resolve_ids, write_back
-from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, Leaves
+from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, LeafSpecs, Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
-from relive.replay.views.view import batch_specs, check_out
 from relive.schema.assembly import (
     assemble,
     check_batch_size,
@@ -118,7 +117,7 @@ class Mixture:
             if not count:
                 continue
             with buffer._lock:
-                batch = buffer._sample_leaves(count, view)
+                batch = buffer._sample_leaves(count, buffer._bind_view(view))
             ids, step_ids = batch[INDEX], batch.get(STEP_INDEX)
             batch[INDEX] = ids * len(self.buffers) + source
             if step_ids is not None:
@@ -135,13 +134,11 @@ class Mixture:
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before any row is drawn; its fields cannot be verified if a user's view computes them."""
         buffers = list(self.buffers.values())
-        reader, finish = buffers[0]._get_reader(view)
         own_memory = [memory for buffer in buffers for memory in buffer._memory_ranges()]
-        has_weights = any(buffer.sampler.returns_weights for buffer in buffers)
-        specs = batch_specs(reader.plan, finish, buffers[0].storage.schema, count, has_weights=has_weights)
-        if specs is not None:
-            specs["source",] = (count,), torch.int64
-        check_out(out, specs, count, buffers[0].device, own_memory)
+        added: LeafSpecs = {("source",): ((count,), torch.int64)}
+        if any(buffer.sampler.returns_weights for buffer in buffers):
+            added[WEIGHT] = (count,), torch.float32
+        buffers[0]._bind_view(view).check_out(out, count, added, own_memory)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set the priorities of the rows `index` (of a batch), each in its own buffer; returns how many were stale.
