@@ -15,6 +15,7 @@ import torch
 from relive.errors import explain
 from relive.kernels.priority import PriorityTree
 from relive.kernels.reader import Reader, make_reader
+from relive.replay.continuity import ContinuityCounter, ContinuityStats, stored_continuity
 from relive.replay.invariants import check_kernels, check_rows
 from relive.replay.read_plan import PlanReader, ReadPlan
 from relive.replay.row_storage import RowStorage
@@ -42,6 +43,8 @@ class Backend:
         """Whether next observations are stored explicitly. Rows then have no order: only transitions can be read."""
         self.warning: str | None = None
         """Warning to issue about written steps that look like a mistake; None without one."""
+        self.counter = ContinuityCounter()
+        """Counts of the steps that this object has written, for warnings."""
         self._readers: dict[Any, Reader] = {}
         self._is_valid: Callable[[], bool] | None = None
         """Fast check of all invariants of the ring; finds a violation but does not explain it."""
@@ -72,6 +75,10 @@ class Backend:
         """Return the slots where the last write added or removed a transition, in order."""
         raise NotImplementedError
 
+    def continuity(self) -> ContinuityStats:
+        """Return the continuity statistics of the steps written by this object."""
+        return self.counter.stats
+
     def cut(self, envs: torch.Tensor | None, on_complete: Callable[[], None]) -> None:
         """End the current episodes of these environments, or of all; then call `on_complete`."""
         self.ring.cut(envs, on_complete)
@@ -88,8 +95,11 @@ class Backend:
         self.ring.recover()
 
     def late_warnings(self) -> Iterator[str]:
-        """Yield warnings about stored rows for mistakes that this backend does not detect while it writes."""
-        return iter(())
+        """Yield warnings about stored rows, unless writes are counted."""
+        if not self.counter.is_on and self.rows.has_values:
+            stats = stored_continuity(self.rows)
+            while (message := self.counter.next_warning(stats)) is not None:
+                yield message
 
     def __len__(self) -> int:
         """Return the number of rows that can be drawn. Synchronises."""

@@ -12,7 +12,7 @@ from relive import kernels, lazy
 from relive.errors import InvariantError, explain, verify
 from relive.kernels.priority import NativeTree
 from relive.replay.backend import Backend, ChangedSlots, never_issued_error
-from relive.replay.continuity import ContinuityCounter, ContinuityStats
+from relive.replay.continuity import ContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
@@ -46,7 +46,6 @@ class NativeBackend(Backend):
         """Cached slots of all transitions, if there are few; None after a write."""
         self._tree: NativeTree | None = None
         self._rows_left = rows.ring.rows_left()
-        self._counter = ContinuityCounter()
 
     def write(
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
@@ -66,7 +65,7 @@ class NativeBackend(Backend):
         if status < -1:
             if status > self.native.LOOKS_INFINITE:
                 raise self.rows.make_stack_error(-2 - status)
-            self.warning = self._counter.next_warning(self.continuity())
+            self.warning = self.counter.next_warning(self.continuity())
 
     def attach_counters(self, counters: Any) -> bool:
         self._core.observe(counters)
@@ -76,7 +75,6 @@ class NativeBackend(Backend):
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
     def continuity(self) -> ContinuityStats:
-        """Return the continuity statistics of the steps written by this object."""
         return ContinuityStats(*self._core.continuity_counts())
 
     def track_changes(self) -> None:
