@@ -422,6 +422,24 @@ def test_what_is_stored_shows_what_was_counted(backend: str) -> None:
         assert stored_continuity(buffer.storage.rows) == chains_of(buffer), stream
 
 
+@pytest.mark.parametrize("autoreset", [None, "SAME_STEP", "DISABLED", "NEXT_STEP"])
+def test_stored_time_limits_are_counted_in_every_mode(autoreset: str | None, backend: str) -> None:
+    def count(steps: Iterator[Step]) -> tuple[int, int]:
+        buffer = replay(autoreset=autoreset)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rl.DataWarning)
+            add_all(buffer, steps)
+        stats = stored_continuity(buffer.storage.rows)
+        return stats.time_limits, stats.time_limits_to_start
+
+    # The last of 20 ends is not followed by a step. Under NEXT_STEP the following row resets.
+    expected = 0 if autoreset == "NEXT_STEP" else 19
+    assert count(resets_as_next(100, truncated=True)) == (expected, expected)
+    assert count(truncate_and_continue(100)) == (expected, expected)
+    assert count((obs, False, end, next_obs) for obs, end, _, next_obs in honest(100)) == (expected, 0)
+    assert count(honest(100)) == (0, 0)
+
+
 def test_inspect_tells_the_figures(backend: str) -> None:
     for stream, expected in (
         (unordered, "99 of 99 steps do not start where the step before led"),

@@ -15,7 +15,7 @@ the start of the next call, before that call changes anything.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +47,14 @@ class ContinuityStats:
     """Number of steps after a reset without `cut()`."""
     infinite: int = 0
     """Number of writes with an infinite or NaN reward."""
+
+    time_limits: int = field(default=0, compare=False)
+    """Number of stored ends that are only truncated; 0 in the statistics of writes, which do not need it."""
+    time_limits_to_start: int = field(default=0, compare=False)
+    """Number of ends among `time_limits` whose `next_obs` is the next episode's first observation, not their own `obs`.
+
+    They may be reset observations passed as next ones, or episodes that continue after the truncation.
+    """
 
     def __add__(self, other: ContinuityStats) -> ContinuityStats:
         return ContinuityStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -141,9 +149,11 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
         return stats
     is_end, is_over, next_obs_differs = _compare_ends(rows, final.cpu().numpy())
     obs = [rows.read_bits(i, start) for i in rows.obs_leaves]
-    return stats + _count_ends(
-        is_end, is_over | rows.same_step, next_obs_differs & _equal_obs(rows, final.cpu().numpy(), obs)
-    )
+    leads_to_start = next_obs_differs & _equal_obs(rows, final.cpu().numpy(), obs)
+    is_limit = is_end & ~is_over
+    limits = int(is_limit.sum()), int((is_limit & leads_to_start).sum())
+    stats = replace(stats, time_limits=limits[0], time_limits_to_start=limits[1])
+    return stats + _count_ends(is_end, is_over | rows.same_step, leads_to_start)
 
 
 def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> ContinuityStats:
