@@ -178,12 +178,21 @@ class Mixture:
         if numpy_view(is_id) is not None and not is_id.all():
             invalid_id = int(ids[~is_id][0])
             raise IndexError(explain("index", "ids of transitions", invalid_id, "Pass ids from batch['index']."))
+        parts = []
+        for i, buffer in enumerate(buffers):
+            own_ids = torch.where((ids % len(buffers) == i) & (ids >= 0), ids // len(buffers), PADDING_ID)
+            if numpy_view(own_ids) is None or bool((own_ids >= 0).any()):
+                parts.append((buffer, own_ids))
+        for buffer, own_ids in parts:
+            with buffer._lock:
+                leaves = flatten_mutable_fields(buffer.storage.schema, fields)
+                resolve_ids(buffer.storage, own_ids, padded=True)
+                convert_rows(buffer.storage, ids_shape, leaves)
         num_stale: Any = 0
-        for changes in (False, True):
-            for i, buffer in enumerate(buffers):
-                own_ids = torch.where((ids % len(buffers) == i) & (ids >= 0), ids // len(buffers), PADDING_ID)
-                if numpy_view(own_ids) is None or bool((own_ids >= 0).any()):
-                    num_stale += _write_own_rows(buffer, own_ids, ids_shape, fields, changes=changes)
+        for buffer, own_ids in parts:
+            with buffer._lock:
+                leaves = flatten_mutable_fields(buffer.storage.schema, fields)
+                num_stale += write_back(buffer.storage, own_ids, ids_shape, leaves, padded=True)
         return num_stale
 
     def __repr__(self) -> str:
@@ -230,20 +239,6 @@ def _require_same_fields(buffers: Mapping[str, ReplayBuffer]) -> None:
         raise SchemaError(
             explain("Mixture", "distinct buffers", f"one buffer twice among {names}", "Give it a larger ratio.")
         )
-
-
-def _write_own_rows(
-    buffer: ReplayBuffer, ids: torch.Tensor, ids_shape: tuple[int, ...], fields: Mapping[str, Any], *, changes: bool
-) -> Any:
-    """Verify new values for a buffer, or with `changes` write them; returns how many rows were stale."""
-    backend = buffer.storage
-    with buffer._lock:
-        leaves = flatten_mutable_fields(backend.schema, fields)
-        if changes:
-            return write_back(backend, ids, ids_shape, leaves, padded=True)
-        resolve_ids(backend, ids, padded=True)
-        convert_rows(backend, ids_shape, leaves)
-        return 0
 
 
 def _concatenate(batches: list[Leaves]) -> Leaves:
