@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from relive.errors import explain
-from relive.kernels.priority import PriorityTree
+from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.reader import Reader, make_reader
 from relive.replay.continuity import ContinuityCounter, ContinuityStats, stored_continuity
 from relive.replay.invariants import check_kernels, check_rows
@@ -46,6 +46,7 @@ class Backend:
         self.counter = ContinuityCounter()
         """Counts of the steps that this object has written, for warnings."""
         self._readers: dict[Any, Reader] = {}
+        self._tree: PriorityTree | None = None
         self._is_valid: Callable[[], bool] | None = None
         """Fast check of all invariants of the ring; finds a violation but does not explain it."""
 
@@ -118,9 +119,14 @@ class Backend:
         """Draw slots [count] uniformly, with replacement. At least one row must be stored."""
         raise NotImplementedError
 
-    def priority_tree(self) -> PriorityTree:
+    def priority_tree(self) -> Any:
         """Return the sum tree of priorities: one leaf per slot, initially zero, and one unused leaf after them."""
-        raise NotImplementedError
+        if self._tree is None:
+            self._tree = self._make_tree(self.num_slots + 1)
+        return self._tree
+
+    def _make_tree(self, num_leaves: int) -> PriorityTree:
+        return priority_tree(num_leaves, self.device, self.allocator)
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
         """Set the mass in the priority tree of all transitions that the last write added, and 0 for removed ones."""

@@ -10,7 +10,6 @@ import torch
 
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain, verify
-from relive.kernels.priority import NativeTree
 from relive.replay.backend import Backend, ChangedSlots, never_issued_error
 from relive.replay.continuity import ContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
@@ -44,7 +43,6 @@ class NativeBackend(Backend):
         self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few_slots: torch.Tensor | None = None
         """Cached slots of all transitions, if there are few; None after a write."""
-        self._tree: NativeTree | None = None
         self._rows_left = rows.ring.rows_left()
 
     def write(
@@ -112,11 +110,6 @@ class NativeBackend(Backend):
     def holds_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
         """Return True if each of `slots` still holds the transition with its id in `ids`."""
         return self._core.holds(slots, ids)
-
-    def priority_tree(self) -> NativeTree:
-        if self._tree is None:
-            self._tree = NativeTree(self.ring.kind.numel() + 1, self.allocator)
-        return self._tree
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
         self.priority_tree().set_written_slots(self._core.touched, mass)

@@ -11,7 +11,6 @@ import torch
 
 from relive.errors import SchemaError, verify
 from relive.kernels import complete
-from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.torch_ops import add_axes
 from relive.replay.backend import Backend, ChangedSlots, never_issued_error
 from relive.replay.continuity import ContinuityStats, step_continuity
@@ -100,7 +99,6 @@ class TorchBackend(DeviceBackend):
         """Slots of the last draw, their entries in the index, and torch's counter of in-place writes to the slots."""
         self._row_table: torch.Tensor | None = None
         """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
-        self._tree: PriorityTree | None = None
 
     def write(
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
@@ -176,11 +174,6 @@ class TorchBackend(DeviceBackend):
         num_writes = self._num_writes(slots)
         self._last_draw = None if num_writes is None else (slots, entries, num_writes)
         return slots
-
-    def priority_tree(self) -> PriorityTree:
-        if self._tree is None:
-            self._tree = priority_tree(self.ring.size + 1, self.device, self.allocator)
-        return self._tree
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
         slots, _ = self.changed_slots()
