@@ -175,19 +175,6 @@ class TestRollout:
         torch.testing.assert_close(rollout["return"], return_)
         assert not rollout["advantage"][3:, 0, 1].any()
 
-    def test_the_meta_device_runs_the_whole_cycle(self) -> None:
-        rollout = make(device="meta")
-        step = {
-            name: {agent: torch.as_tensor(part).to("meta") for agent, part in value.items()}
-            if isinstance(value, dict)
-            else torch.as_tensor(value, dtype=torch.float32 if name == "obs" else torch.bool).to("meta")
-            for name, value in one_step().items()
-            if value is not None
-        }
-        rollout.add(**step)
-        rollout.compute_advantage({"fox": np.zeros(N), "pack": np.zeros((N, 2))}, bootstrap_truncated=False)
-        assert rollout["advantage", "pack"].shape == (1, N, 2)
-
 
 class TestAttach:
     def test_attached_dicts_are_in_every_batch_and_replace_older_ones(self, backend: str) -> None:
@@ -317,16 +304,6 @@ class TestReplay:
         torch.testing.assert_close(batch["reward", "near"], -expected)
         with pytest.raises(rl.SchemaError, match=r"^Hindsight.fn: reward: expected the keys \['far', 'near'\]"):
             replay.sample(2, rl.Hindsight("goal", "at", lambda a, g, rows: (a, g > 0), ratio=1.0))
-
-    def test_blocks_and_episodes_keep_the_agents_apart(self, backend: str) -> None:
-        replay = rl.ReplayBuffer(20, obs=1, action=(), reward={"a": (), "b": ()})
-        t = torch.arange(5.0)
-        flags = torch.zeros(5, dtype=torch.bool)
-        block = {"obs": t[:, None], "next_obs": t[:, None] + 1, "action": t, "terminated": flags, "truncated": flags}
-        replay.extend({**block, "reward": {"a": t, "b": -t}})
-        (episode,) = replay.episodes()
-        assert torch.equal(episode["reward", "a"], t)
-        assert torch.equal(episode["reward", "b"], -t)
 
 
 @pytest.mark.parametrize("module", [rollout_module, replay_module])

@@ -171,14 +171,6 @@ class TestReplay:
     def assert_one_state(obs: Any) -> None:
         assert torch.equal(obs["policy"], obs["critic"][..., 2:])
 
-    def test_every_part_is_stored_once(self) -> None:
-        rows, sizes = 1000, {"policy": 40, "critic": 90}
-        both = rl.ReplayBuffer.estimate_bytes(rows, obs=sizes, action=())
-        alone = rl.ReplayBuffer.estimate_bytes(rows, obs=sizes["policy"], action=())
-        assert both - alone == (rows + 1) * 4 * sizes["critic"]
-        replay = rl.ReplayBuffer(rows, obs=sizes, action=())
-        assert replay.nbytes == both
-
     def test_a_stacked_picture_beside_the_state_of_the_simulator(self, backend: str) -> None:
         picture = rl.Stacked(rl.Field((2, 2), torch.uint8), 3)
         replay = rl.ReplayBuffer(30, obs={"policy": picture, "critic": 1}, action=(), seed=0)

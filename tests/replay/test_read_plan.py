@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +47,7 @@ def make_buffer(**options: Any) -> rl.ReplayBuffer:
 def test_unchanged_steps_are_reduced_to_the_batch_of_the_plan(view: Any, backend: str) -> None:
     replay = make_buffer()
     store: Any = replay.storage
-    plan = view.plan(store.schema).limit_to_slots(store.rows.ring.slots)
+    plan = view.plan(store.schema).limit_to_slots(store.schema, store.rows.ring.slots)
     slots = store.stored()
     read = store.make_reader(plan).read(slots)
     reduced = reduce(store.make_reader(plan.unreduced(store.schema)).read(slots), plan)
@@ -153,6 +154,10 @@ INVALID_RESULTS: dict[str, tuple[Any, str]] = {
         lambda batch: {("obs",): batch[("obs",)].to("meta")},
         ": obs: expected 4 rows .* meta",
     ),
+    "an index of another shape": (
+        lambda batch: batch | {("index",): batch[("index",)].unsqueeze(1).expand(-1, 3)},
+        r": index: expected int64 of shape \(4,\)",
+    ),
 }
 
 
@@ -178,13 +183,47 @@ def test_the_result_of_a_users_view_is_verified(name: str, backend: str) -> None
     replay.check()
 
 
-def test_a_plan_of_a_users_view_is_a_read_plan(backend: str) -> None:
-    class ViewWithoutPlan:
-        def plan(self, schema: Any) -> Any:
-            return {"obs": 0}
+def with_offsets(*offsets: Any) -> Callable[[Any], ReadPlan]:
+    """Return a function that makes a plan of sequences with these offsets for the first leaves, then with the last."""
 
-    with pytest.raises(rl.SchemaError, match=r"^ViewWithoutPlan\.plan: expected a ReadPlan, got dict"):
-        make_buffer().sample(4, ViewWithoutPlan())
+    def make(schema: Any) -> ReadPlan:
+        plan = rl.Sequence(2).plan(schema)
+        ends = [offsets[min(i, len(offsets) - 1)] for i in range(len(plan.reads))]
+        windows = (
+            read if read.group.offsets is None else read._replace(group=read.group._replace(offsets=chosen))
+            for read, chosen in zip(plan.reads, ends, strict=True)
+        )
+        return ReadPlan(tuple(windows), layout=plan.layout)
+
+    return make
+
+
+def with_leaf(leaf: Any) -> Callable[[Any], ReadPlan]:
+    def make(schema: Any) -> ReadPlan:
+        first, *others = rl.Transition().plan(schema).reads
+        return ReadPlan((first._replace(leaf=leaf), *others))
+
+    return make
+
+
+RANGE = "consecutive offsets around 0"
+INVALID_PLANS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda schema: {"obs": 0}, "a ReadPlan, got dict"),
+    *((with_leaf(leaf), "leaves from 0 to") for leaf in (999, -1, 1.5)),
+    *((with_offsets(offsets), RANGE) for offsets in ((-1, 1), (1, 2), (0, 1, 3), (1, 0))),
+    (with_offsets(()), "at least one offset"),
+    (with_offsets(range(3), range(2)), RANGE),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), INVALID_PLANS)
+def test_the_plan_of_a_users_view_is_verified(make: Callable[[Any], Any], expected: str, backend: str) -> None:
+    class Invalid:
+        def plan(self, schema: Any) -> Any:
+            return make(schema)
+
+    with pytest.raises(rl.SchemaError, match=rf"^Invalid\.plan: expected {expected}"):
+        make_buffer().sample(4, Invalid())
 
 
 VIEWS = (
@@ -196,7 +235,7 @@ VIEWS = (
 @pytest.mark.parametrize("view", VIEWS, ids=repr)
 def test_the_specs_of_a_plan_are_those_of_its_batches(view: Any, backend: str) -> None:
     replay = make_buffer()
-    plan = view.plan(replay.storage.schema).limit_to_slots(replay.storage.ring.slots)
+    plan = view.plan(replay.storage.schema).limit_to_slots(replay.storage.schema, replay.storage.ring.slots)
     batch = replay.sample(5, view)
     found = {key if isinstance(key, tuple) else (key,): leaf for key, leaf in batch.items(True, True)}
     assert plan.leaf_specs(replay.storage.schema, 5) == {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,7 +20,6 @@ from relive_conformance.adapters import relive as ours
 from relive_conformance.outcome import PASSES
 from tests.kernels.triton.interpreter import in_every_order, interpreted, orders, programs_in_order, quick_arithmetic
 from tests.kernels.triton.launches import WAITS, Launches
-from tests.layouts import Both
 from tests.replay.recordings import (
     VIEWS,
     Shape,
@@ -316,15 +312,6 @@ class TestForce:
         with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1 before Python starts"), rl.kernels.force("triton"):
             pass
 
-    @pytest.mark.thorough
-    def test_a_process_without_the_variable_is_told_so(self) -> None:
-        code = "import relive as rl\nwith rl.kernels.force('triton'): pass"
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
-        assert "TRITON_INTERPRET=1" in done.stderr.splitlines()[-1]
-
     def test_no_triton_is_told_how_to_install_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rl.kernels, "_has_triton", lambda: False)
         with pytest.raises(RuntimeError, match=r"relive\[triton\]"), rl.kernels.force("triton"):
@@ -383,18 +370,3 @@ def test_conformance(number: str) -> None:
     with interpreted():
         outcome = case(number).run(ours.adapter())
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
-
-
-@pytest.mark.thorough
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**20), rows=st.integers(1, 6), num_envs=st.integers(1, 3), next_step=st.booleans())
-def test_any_history_is_what_a_list_of_dicts_would_hold(seed: int, rows: int, num_envs: int, next_step: bool) -> None:
-    with interpreted():
-        both = Both(rows, num_envs, np.random.default_rng(seed), next_step=next_step)
-        both.play(8)
-        ids = sorted(both.expected)
-        assert both.replay.ids().tolist() == ids
-        batch = both.replay[torch.tensor(ids, dtype=torch.int64)]
-    for i, row in enumerate(ids):
-        for name in ("obs", "action", "reward", "terminated", "truncated", "next_obs"):
-            assert float(batch[name][i]) == float(both.expected[row][name])

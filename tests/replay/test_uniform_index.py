@@ -81,17 +81,6 @@ def test_every_transition_has_one_number(name: str) -> None:
     replay.check()
 
 
-@pytest.mark.parametrize("name", RINGS)
-def test_draws_are_uniform(name: str) -> None:
-    replay = RINGS[name]()
-    ids = replay.ids()
-    draws = 400 * len(ids)
-    counts = torch.bincount(torch.searchsorted(ids, replay.sample(draws)["index"]), minlength=len(ids)).double()
-    excess = float(((counts - 400) ** 2 / 400).sum()) - (len(ids) - 1)
-    # Five standard deviations of χ².
-    assert abs(excess) < 5 * (2 * len(ids)) ** 0.5
-
-
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize("next_obs", ["shared", "stored"])
 def test_writes_update_the_index(next_step: bool, next_obs: str) -> None:

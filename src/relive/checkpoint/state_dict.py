@@ -184,7 +184,7 @@ def _buffer_class(buffer: Any) -> Any:
 
 def _settings(buffer: Any) -> dict[str, Any]:
     """Return the settings that a config does not contain: a custom sampler, and pinned memory."""
-    sampler = {"sampler": buffer.settings.sampler} if hasattr(buffer, "sampler") else {}
+    sampler = {"sampler": buffer.unbound_sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
     return sampler | ({"device": Memory.pinned()} if is_pinned else {})
 

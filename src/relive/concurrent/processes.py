@@ -49,8 +49,8 @@ def make_handle(replay: ReplayBuffer) -> Handle:
         "capacity": replay.capacity,
         "num_envs": replay.num_envs,
         "extra": trees,
-        "sampler": replay.settings.sampler,
-        "next_obs": "stored" if replay.storage.stores_next_obs else "shared",
+        "sampler": replay.unbound_sampler,
+        "next_obs": replay.next_obs,
         "autoreset": replay.autoreset,
     }
     return Handle(allocator.address, settings)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from relive.errors import explain
-from relive.kernels.priority import PriorityTree
+from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.reader import Reader, make_reader
+from relive.replay.continuity import ContinuityCounter, ContinuityStats, stored_continuity
 from relive.replay.invariants import check_kernels, check_rows
 from relive.replay.read_plan import PlanReader, ReadPlan
 from relive.replay.row_storage import RowStorage
@@ -42,7 +43,10 @@ class Backend:
         """Whether next observations are stored explicitly. Rows then have no order: only transitions can be read."""
         self.warning: str | None = None
         """Warning to issue about written steps that look like a mistake; None without one."""
+        self.counter = ContinuityCounter()
+        """Counts of the steps that this object has written, for warnings."""
         self._readers: dict[Any, Reader] = {}
+        self._tree: PriorityTree | None = None
         self._is_valid: Callable[[], bool] | None = None
         """Fast check of all invariants of the ring; finds a violation but does not explain it."""
 
@@ -72,6 +76,10 @@ class Backend:
         """Return the slots where the last write added or removed a transition, in order."""
         raise NotImplementedError
 
+    def continuity(self) -> ContinuityStats:
+        """Return the continuity statistics of the steps written by this object."""
+        return self.counter.stats
+
     def cut(self, envs: torch.Tensor | None, on_complete: Callable[[], None]) -> None:
         """End the current episodes of these environments, or of all; then call `on_complete`."""
         self.ring.cut(envs, on_complete)
@@ -88,8 +96,11 @@ class Backend:
         self.ring.recover()
 
     def late_warnings(self) -> Iterator[str]:
-        """Yield warnings about stored rows for mistakes that this backend does not detect while it writes."""
-        return iter(())
+        """Yield warnings about stored rows, unless writes are counted."""
+        if not self.counter.is_on and self.rows.has_values:
+            stats = stored_continuity(self.rows)
+            while (message := self.counter.next_warning(stats)) is not None:
+                yield message
 
     def __len__(self) -> int:
         """Return the number of rows that can be drawn. Synchronises."""
@@ -108,9 +119,14 @@ class Backend:
         """Draw slots [count] uniformly, with replacement. At least one row must be stored."""
         raise NotImplementedError
 
-    def priority_tree(self) -> PriorityTree:
+    def priority_tree(self) -> Any:
         """Return the sum tree of priorities: one leaf per slot, initially zero, and one unused leaf after them."""
-        raise NotImplementedError
+        if self._tree is None:
+            self._tree = self._make_tree(self.num_slots + 1)
+        return self._tree
+
+    def _make_tree(self, num_leaves: int) -> PriorityTree:
+        return priority_tree(num_leaves, self.device, self.allocator)
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
         """Set the mass in the priority tree of all transitions that the last write added, and 0 for removed ones."""
@@ -120,17 +136,14 @@ class Backend:
         """Make a reader of batches of this plan. Cache the reader: making it takes longer than reading a batch."""
         return TorchReader(self, plan)
 
-    def read_leaves(
-        self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
-    ) -> list[torch.Tensor]:
-        """Read the leaves with these indices, or all leaves, at slots; with `padded`, slot -1 gives zeros."""
-        indices, stacked = range(len(self.rows.leaves)) if leaves is None else leaves, self.rows.stacked
-        unstacked = tuple(i for i in indices if i not in stacked)
+    def read_leaves(self, slots: torch.Tensor, leaves: Sequence[int], *, padded: bool = False) -> list[torch.Tensor]:
+        """Read the leaves with these indices at slots; with `padded`, slot -1 gives zeros."""
+        unstacked = tuple(i for i in leaves if i not in self.rows.stacked)
         tensors = self._gather(self.rows.leaves, unstacked, slots, padded)
-        if len(unstacked) == len(indices):
+        if len(unstacked) == len(leaves):
             return tensors
         tensor_by_leaf = dict(zip(unstacked, tensors, strict=True))
-        return [tensor_by_leaf[i] if i in tensor_by_leaf else self._rebuild_stacks(slots, i) for i in indices]
+        return [tensor_by_leaf[i] if i in tensor_by_leaf else self._rebuild_stacks(slots, i) for i in leaves]
 
     def read_next_leaves(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
         """Read the next observations at slots, which must be stored explicitly; `leaves` are indices in the schema."""

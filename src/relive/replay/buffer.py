@@ -20,16 +20,23 @@ from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, NotReadyErr
 from relive.kernels import complete
 from relive.locking import ClosedLock, make_lock, recovery_callback
 from relive.replay.backend import Backend
+from relive.replay.config import (
+    make_backend,
+    read_saved_arguments,
+    refuse_observers_in_shared_memory,
+    require_saved_sizes,
+)
 from relive.replay.ids import flatten_ids, flatten_mutable_fields, sort_rows, update_priorities, write_back
 from relive.replay.invariants import device_faults
-from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader
+from relive.replay.read_plan import INDEX, WEIGHT, LeafSpecs, Leaves
 from relive.replay.recovery import RecoverableBuffer
+from relive.replay.row_storage import RowStorage
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.samplers.registry import load_sampler_state
-from relive.replay.settings import ReplaySettings, read_saved_arguments, require_saved_sizes
+from relive.replay.samplers.registry import load_sampler_state, sampler_config
+from relive.replay.samplers.sampler import require_sampler
 from relive.replay.step_input import StepInput
 from relive.replay.views import View
-from relive.replay.views.view import Finish, ReadContext, batch_plan, bind_view
+from relive.replay.views.view import BoundView
 from relive.schema.assembly import (
     MemoryRange,
     assemble,
@@ -38,16 +45,17 @@ from relive.schema.assembly import (
     copy_into,
     import_tensordict,
     memory_range,
-    refuse_shared_memory,
     to_device,
 )
-from relive.schema.autoreset import DeclaredMode, read_env_settings, warn_of_frame_stacks
+from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, warn_of_frame_stacks
+from relive.schema.checks import check_positive_int
 from relive.schema.conversion import as_tensor, convert_row_ids
-from relive.schema.fields import DTYPES, Declaration, Path, caller_shape, replay_nbytes, replay_schema
+from relive.schema.fields import DTYPES, Declaration, Path, caller_shape, check_replay, replay_nbytes, replay_schema
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
+from relive.statistics.observers import Observers
 from relive.storage import LocalAllocator, Memory
 from relive.storage.allocator import require_memory
 from relive.storage.codec import Node
@@ -110,31 +118,44 @@ class ReplayBuffer(StateDictMixin):
         autoreset: AutoresetMode | str | None = None, stats: EpisodeStats | None = None, norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.settings = settings = ReplaySettings(
-            capacity, obs, action, num_envs, reward, extra or {}, sampler, device, next_obs, autoreset, stats, norm
-        )
-        self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
-        self.device, self._schema = settings.device, settings.schema
-        self._declared, self._observers = DeclaredMode(settings.autoreset), settings.observers
-        self._is_plain = settings.is_plain
-        allocator = settings.memory.open(self)
-        self.storage: Backend = settings.make_backend(allocator)
+        self.capacity = check_positive_int("capacity", capacity)
+        self.num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
+        self.autoreset, memory = parse_autoreset(autoreset), Memory.of(device)
+        self._schema = schema = replay_schema(obs, action, reward, extra or {})
+        check_replay(self.capacity, self.num_envs, next_obs, schema)
+        self.next_obs = next_obs
+        envs = self.num_envs or 1
+        memory.require(replay_nbytes(schema, self.capacity, envs, next_obs))
+        self.device = torch.empty(0, device=memory.device).device
+        refuse_observers_in_shared_memory(memory, stats, norm, SchemaError)
+        self._observers = Observers(stats, norm, schema, self.num_envs, self.device)
+        self.unbound_sampler = require_sampler(Uniform() if sampler is None else sampler)
+        """The constructor's argument; files and copies of the buffer describe it."""
+        self._declared = DeclaredMode(self.autoreset)
+        self._is_plain = schema.is_flat and not extra
+        """Whether the buffer has neither nested nor extra fields."""
+        allocator = memory.open(self)
+        rows = RowStorage(
+            schema, self.capacity // envs, self.num_envs, allocator, stores_next_obs=next_obs == "stored",
+            autoreset=self.autoreset, has_stats=stats is not None,
+        )  # fmt: skip
+        self.storage: Backend = make_backend(rows)
         """The stored rows, and the kernels that write, draw and read rows."""
         counters = self._observers.native
         self._counts_natively = counters is not None and self.storage.attach_counters(counters)
         """Whether the native core updates the statistics when it writes rows."""
         self._counts_in_torch = bool(self._observers.observed_leaves) and not self._counts_natively
         self._random = self.storage.make_random(seed)
-        self._input = StepInput(self.storage.rows)
-        self.sampler: Sampler = settings.sampler.bind(self.storage, self._random)
+        self._input = StepInput(rows)
+        self.sampler: Sampler = self.unbound_sampler.bind(self.storage, self._random)
         """The sampler of this buffer: a bound copy of the constructor's argument."""
         if self.sampler.follows_writes:
             self.storage.track_changes()
         self._is_uniform = isinstance(self.sampler, Uniform)
         self._max_row_bytes = 2 * self.nbytes // self.storage.num_slots + 64
         """Estimate of the bytes of one row in a batch: two observations and computed fields."""
-        self._views: dict[View | None, tuple[PlanReader, Finish | None]] = {}
-        """Cached reader of each view, and the view's `finish` method."""
+        self._views: dict[View | None, BoundView] = {}
+        """Cached readers of views."""
         self._follows_writes = self.sampler.follows_writes
         shared = allocator if allocator.persistent else LocalAllocator(torch.device("cpu"))
         self._traffic = shared.allocate("traffic", (2,), torch.int64)
@@ -381,101 +402,79 @@ class ReplayBuffer(StateDictMixin):
         target = check_destination(device, out)
         if self.storage.warning is not None:
             self._issue_warning()
-        reader, finish = self._get_reader(view)
-        if reader.copies_unlocked and finish is None and out is None and self.sampler.independent:
+        bound_view = self._bind_view(view)
+        reader, is_plain = bound_view.reader, out is None and bound_view.finish is None
+        if reader.copies_unlocked and is_plain and self.sampler.independent:
             # Rows are copied without the lock, for which other processes may wait, and verified afterwards.
             batch = reader.sample_unlocked(batch_size, self.sampler, self._lock)
             if batch is not None:
                 return batch if target is None else to_device(batch, target)
         with self._lock:
-            batch = None
-            if self._is_uniform and finish is None and out is None:
-                batch = reader.sample(batch_size, self._random)
+            batch = reader.sample(batch_size, self._random) if is_plain and self._is_uniform else None
             if batch is None:
-                batch = self._sample(batch_size, reader, finish, out)
+                batch = self._sample(batch_size, bound_view, out)
         return batch if target is None else to_device(batch, target)
 
-    def _sample(
-        self, count: int, reader: PlanReader, finish: Finish | None, out: lazy.TensorDict | None
-    ) -> lazy.TensorDict:
+    def _sample(self, count: int, view: BoundView, out: lazy.TensorDict | None) -> lazy.TensorDict:
         """Return a batch of rows. Memory is reserved first: only the `finish` of a view may fail after the draw."""
-        self._require_rows(count, reader)
+        self._require_rows(count, view)
         if out is not None:
-            return self._sample_into(out, count, reader, finish)
-        if finish is not None:
-            leaves = self._read(*self.sampler.choose(count), reader, finish)
+            return self._sample_into(out, count, view)
+        if view.finish is not None:
+            leaves = view.read(*self.sampler.choose(count))
             return assemble(leaves, leaves[INDEX].shape)
-        reserved_batch = reader.reserve_batch(count)
+        reserved_batch = view.reader.reserve_batch(count)
         slots, weight = self.sampler.choose(count)
         # The sampler may choose fewer rows than requested at the end of an epoch, so they get memory of their own.
         if len(slots) != count:
-            reserved_batch = reader.reserve_batch(len(slots))
-        return reader.fill_batch(reserved_batch, slots, weight)
+            reserved_batch = view.reader.reserve_batch(len(slots))
+        return view.reader.fill_batch(reserved_batch, slots, weight)
 
-    def _sample_into(
-        self, out: lazy.TensorDict, count: int, reader: PlanReader, finish: Finish | None
-    ) -> lazy.TensorDict:
+    def _sample_into(self, out: lazy.TensorDict, count: int, view: BoundView) -> lazy.TensorDict:
         """Read new rows into `out`, or into its first rows if an epoch ends; `out` is verified before the draw."""
-        sampler, plan, targets = self.sampler, batch_plan(reader.plan, finish), {}
-        if plan is None:
-            refuse_shared_memory(out, self._memory_ranges())
-        else:
-            targets = reader.check_out(plan, count, out, sampler.returns_weights, self._memory_ranges())
-        if finish is not None:
-            leaves = self._read(*sampler.choose(count), reader, finish)
+        sampler = self.sampler
+        weight_spec: LeafSpecs = {WEIGHT: ((count,), torch.float32)} if sampler.returns_weights else {}
+        targets = view.check_out(out, count, weight_spec, self._memory_ranges())
+        if view.finish is not None:
+            leaves = view.read(*sampler.choose(count))
             return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
         slots = sampler.sample_into(count, targets[WEIGHT]) if sampler.returns_weights else sampler.choose(count)[0]
         if len(slots) != count:
             out, targets = out[: len(slots)], {path: target[: len(slots)] for path, target in targets.items()}
-        reader.read_into(targets, slots)
+        view.reader.read_into(targets, slots)
         return out
+
+    def _sample_leaves(self, count: int, view: BoundView) -> Leaves:
+        """Return the leaves of a batch, for a Mixture. The caller holds the lock."""
+        self._require_rows(count, view)
+        return view.read(*self.sampler.choose(count))
 
     def _memory_ranges(self) -> list[MemoryRange]:
         """Return the addresses of the rows and of the sampler's arrays, which `out` must not overlap."""
         return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.own_arrays())]
 
-    def _sample_leaves(self, count: int, view: View | None) -> Leaves:
-        """Return the leaves of a batch, for a Mixture. The caller holds the lock."""
-        reader, finish = self._get_reader(view)
-        self._require_rows(count, reader)
-        return self._read(*self.sampler.choose(count), reader, finish)
-
-    def _require_rows(self, count: int, reader: PlanReader) -> None:
+    def _require_rows(self, count: int, view: BoundView) -> None:
         """Raise if no row is stored, or if the batch does not fit in memory."""
         if self.storage.may_be_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
-        nbytes = count * reader.plan.max_items * self._max_row_bytes
+        nbytes = count * view.plan.max_items * self._max_row_bytes
         if nbytes > _MAX_UNCHECKED_BYTES and self.device.type == "cpu":
             require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
-    def _read(
-        self, slots: torch.Tensor, weight: torch.Tensor | None, reader: PlanReader, finish: Finish | None
-    ) -> Leaves:
-        """Read the rows at these slots and apply the view's `finish`."""
-        leaves = reader.read(slots)
-        if finish is not None:
-            leaves = finish(leaves, ReadContext(slots, self._random, reader.plan, self.storage))
-            if INDEX not in leaves:
-                leaves[INDEX] = self.storage.ids(slots)
-        if weight is not None:
-            leaves[WEIGHT] = weight
-        return leaves
-
-    def _get_reader(self, view: View | None) -> tuple[PlanReader, Finish | None]:
-        """Return the reader of a view's plan and the view's `finish`; cached for equal views."""
+    def _bind_view(self, view: View | None) -> BoundView:
+        """Return a view of this buffer; equal views are bound once."""
         try:
             return self._views[view]
         except KeyError:
             is_hashable = True
         except TypeError:
             is_hashable = False
-        plan, finish = bind_view(view, self.storage)
-        reader_and_finish = self.storage.make_reader(plan), finish
+        bound_view = BoundView(view, self.storage, self._random)
         if is_hashable:
             if len(self._views) >= _MAX_VIEWS:
                 self._views.clear()
-            self._views[view] = reader_and_finish
-        return reader_and_finish
+            self._views[view] = bound_view
+        return bound_view
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set the priorities of the rows `index` (of a batch); returns how many overwritten rows were skipped.
@@ -525,14 +524,14 @@ class ReplayBuffer(StateDictMixin):
         """Read the rows `index` [B] by `view`, as `sample` reads the rows that the sampler chose."""
         import_tensordict()
         with self._lock:
-            reader, finish = self._get_reader(view)
+            bound_view = self._bind_view(view)
             ids = convert_row_ids(index, self.device)
             slots = self.storage.locate(ids)
             # The test uses the minimum, because computing it takes half the time of `(slots < 0).any()`.
             if len(slots) and int(slots.min()) < 0:
                 stale_id = int(ids[slots < 0][0])
                 raise IndexError(explain("index", "stored rows", f"{stale_id}, which was overwritten", "Sample again."))
-            leaves = self._read(slots, None, reader, finish)
+            leaves = bound_view.read(slots)
             return assemble(leaves, leaves[INDEX].shape)
 
     def ids(self) -> torch.Tensor:
@@ -553,7 +552,7 @@ class ReplayBuffer(StateDictMixin):
         def read_episode(ids: torch.Tensor) -> lazy.TensorDict:
             with self._lock:
                 slots = self.storage.locate(ids)
-                leaves = self._read(slots[slots >= 0], None, *self._get_reader(None))
+                leaves = self._bind_view(None).read(slots[slots >= 0])
                 return assemble(leaves, leaves[INDEX].shape)
 
         return filter(len, (read_episode(ids[start:stop]) for start, stop in pairwise(edges)))
@@ -600,7 +599,18 @@ class ReplayBuffer(StateDictMixin):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments as JSON."""
-        return self.settings.config()
+        trees = self._schema.config()
+        return {
+            "capacity": self.capacity,
+            "num_envs": self.num_envs,
+            **{name: trees.pop(name) for name in ("obs", "action", "reward")},
+            "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
+            "next_obs": self.next_obs,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "device": str(self.device),
+            "sampler": sampler_config(self.unbound_sampler),
+            "listeners": self._observers.config(),
+        }
 
     def state(self) -> State:
         """Return the state to save, without the rows; its tensors share memory with the buffer."""

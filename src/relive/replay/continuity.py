@@ -15,7 +15,7 @@ the start of the next call, before that call changes anything.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,56 +48,52 @@ class ContinuityStats:
     infinite: int = 0
     """Number of writes with an infinite or NaN reward."""
 
+    time_limits: int = field(default=0, compare=False)
+    """Number of stored ends that are only truncated; 0 in the statistics of writes, which do not need it."""
+    time_limits_to_start: int = field(default=0, compare=False)
+    """Number of ends among `time_limits` whose `next_obs` is the next episode's first observation, not their own `obs`.
+
+    They may be reset observations passed as next ones, or episodes that continue after the truncation.
+    """
+
     def __add__(self, other: ContinuityStats) -> ContinuityStats:
         return ContinuityStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def warnings(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, message) for every suspicious count."""
+        """Yield (name, message) for every suspicious count. The native core has the same conditions."""
         if self.followed >= MIN_STEPS and 2 * self.cut > self.followed:
-            yield "cuts", self.make_cut_warning()
+            remedy = (
+                "Assign obs = step[0] after every step. A step that starts elsewhere cuts its episode: it takes two "
+                "rows, and n-step returns and sequences stop there. Add observations unchanged and normalise when "
+                'sampling; keep unordered rows with next_obs="stored"; give each player of turn-based self-play a '
+                "column of its own (num_envs)."
+            )
+            got = f"{self.cut:,} of {self.followed:,} that do not"
+            yield "cuts", explain("obs", "steps that start where the step before led", got, remedy)
         if self.ended >= MIN_ENDS and self.reset == self.ended:
-            yield "resets", self.make_reset_warning()
+            expected = "the observation that an episode ended with"
+            got = f"the first one of the next episode at all {self.ended:,} ends"
+            remedy = (
+                'Use add_step, or pass info["final_obs"] where an episode ended (SAME_STEP resets in the same step). '
+                "If the environment resets in the step after an end, declare autoreset=NEXT_STEP."
+            )
+            yield "resets", explain("next_obs", expected, got, remedy)
         if self.restarted and 2 * self.cut < self.followed:
-            yield "restarts", self.make_restart_warning()
+            remedy = (
+                "Call cut() after env.reset(), also when a run is resumed: otherwise statistics join two episodes, and "
+                "under NEXT_STEP the first step of an environment that was about to reset is dropped."
+            )
+            got = f"{self.restarted:,} without an end or cut() that start elsewhere"
+            yield "restarts", explain("obs", "steps that start where the step before led", got, remedy)
         if self.infinite:
-            yield "infinite", self.make_reward_warning()
-
-    def make_cut_warning(self) -> str:
-        remedy = (
-            "Assign obs = step[0] after every step. A step that starts elsewhere cuts its episode: it takes two rows, "
-            "and n-step returns and sequences stop there. Add "
-            'observations unchanged and normalise when sampling; keep unordered rows with next_obs="stored"; give '
-            "each player of turn-based self-play a column of its own (num_envs)."
-        )
-        got = f"{self.cut:,} of {self.followed:,} that do not"
-        return explain("obs", "steps that start where the step before led", got, remedy)
-
-    def make_reset_warning(self) -> str:
-        expected = "the observation that an episode ended with"
-        got = f"the first one of the next episode at all {self.ended:,} ends"
-        remedy = (
-            'Use add_step, or pass info["final_obs"] where an episode ended (SAME_STEP resets in the same step). If the'
-            " environment resets in the step after an end, declare autoreset=NEXT_STEP."
-        )
-        return explain("next_obs", expected, got, remedy)
-
-    def make_restart_warning(self) -> str:
-        remedy = (
-            "Call cut() after env.reset(), also when a run is resumed: otherwise statistics join two episodes, and "
-            "under NEXT_STEP the first step of an environment that was about to reset is dropped."
-        )
-        got = f"{self.restarted:,} without an end or cut() that start elsewhere"
-        return explain("obs", "steps that start where the step before led", got, remedy)
-
-    def make_reward_warning(self) -> str:
-        return infinite_rewards_message(self.infinite)
+            yield "infinite", infinite_rewards_message(self.infinite)
 
 
 @dataclass
 class ContinuityCounter:
     """The counts of one buffer object, and the names of the warnings that were already issued."""
 
-    is_on: bool
+    is_on: bool = True
     """Whether writes update the counts. If not, `check()` counts the stored rows: on devices this saves launches."""
     stats: ContinuityStats = field(default_factory=ContinuityStats)
     issued_names: set[str] = field(default_factory=set)
@@ -153,9 +149,11 @@ def stored_continuity(rows: RowStorage) -> ContinuityStats:
         return stats
     is_end, is_over, next_obs_differs = _compare_ends(rows, final.cpu().numpy())
     obs = [rows.read_bits(i, start) for i in rows.obs_leaves]
-    return stats + _count_ends(
-        is_end, is_over | rows.same_step, next_obs_differs & _equal_obs(rows, final.cpu().numpy(), obs)
-    )
+    leads_to_start = next_obs_differs & _equal_obs(rows, final.cpu().numpy(), obs)
+    is_limit = is_end & ~is_over
+    limits = int(is_limit.sum()), int((is_limit & leads_to_start).sum())
+    stats = replace(stats, time_limits=limits[0], time_limits_to_start=limits[1])
+    return stats + _count_ends(is_end, is_over | rows.same_step, leads_to_start)
 
 
 def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> ContinuityStats:

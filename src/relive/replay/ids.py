@@ -68,7 +68,7 @@ def write_back(
     values = convert_rows(backend, ids_shape, leaves)
     # Ids are resolved after the conversion, because the conversion may run a caller's code that adds rows.
     slots = resolve_ids(backend, ids, padded=padded)
-    # Empty slots are not passed on, because an empty tensor may have arbitrary strides, which the native core rejects.
+    # Without rows there is nothing to write, and an empty tensor may have strides that the native core rejects.
     if len(slots):
         backend.rewrite(slots, values)
     num_skipped = _count_true(slots < 0)

@@ -15,17 +15,14 @@ from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ids import PADDING_ID, convert_rows, flatten_ids, flatten_mutable_fields, resolve_ids, write_back
-from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, Leaves
+from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, LeafSpecs, Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
-from relive.replay.views.view import batch_plan
 from relive.schema.assembly import (
     assemble,
     check_batch_size,
     check_destination,
-    check_targets,
     copy_into,
-    refuse_shared_memory,
     to_device,
 )
 from relive.schema.checks import as_float
@@ -120,7 +117,7 @@ class Mixture:
             if not count:
                 continue
             with buffer._lock:
-                batch = buffer._sample_leaves(count, view)
+                batch = buffer._sample_leaves(count, buffer._bind_view(view))
             ids, step_ids = batch[INDEX], batch.get(STEP_INDEX)
             batch[INDEX] = ids * len(self.buffers) + source
             if step_ids is not None:
@@ -137,16 +134,11 @@ class Mixture:
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before any row is drawn; its fields cannot be verified if a user's view computes them."""
         buffers = list(self.buffers.values())
-        reader, finish = buffers[0]._get_reader(view)
-        plan = batch_plan(reader.plan, finish)
         own_memory = [memory for buffer in buffers for memory in buffer._memory_ranges()]
-        if plan is None:
-            refuse_shared_memory(out, own_memory)
-            return
-        forms = plan.leaf_specs(buffers[0].storage.schema, count) | {("source",): ((count,), torch.int64)}
+        added: LeafSpecs = {("source",): ((count,), torch.int64)}
         if any(buffer.sampler.returns_weights for buffer in buffers):
-            forms[WEIGHT] = (count,), torch.float32
-        check_targets(out, forms, buffers[0].device, own_memory)
+            added[WEIGHT] = (count,), torch.float32
+        buffers[0]._bind_view(view).check_out(out, count, added, own_memory)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set the priorities of the rows `index` (of a batch), each in its own buffer; returns how many were stale.
@@ -186,12 +178,21 @@ class Mixture:
         if numpy_view(is_id) is not None and not is_id.all():
             invalid_id = int(ids[~is_id][0])
             raise IndexError(explain("index", "ids of transitions", invalid_id, "Pass ids from batch['index']."))
+        parts = []
+        for i, buffer in enumerate(buffers):
+            own_ids = torch.where((ids % len(buffers) == i) & (ids >= 0), ids // len(buffers), PADDING_ID)
+            if numpy_view(own_ids) is None or bool((own_ids >= 0).any()):
+                parts.append((buffer, own_ids))
+        for buffer, own_ids in parts:
+            with buffer._lock:
+                leaves = flatten_mutable_fields(buffer.storage.schema, fields)
+                resolve_ids(buffer.storage, own_ids, padded=True)
+                convert_rows(buffer.storage, ids_shape, leaves)
         num_stale: Any = 0
-        for changes in (False, True):
-            for i, buffer in enumerate(buffers):
-                own_ids = torch.where((ids % len(buffers) == i) & (ids >= 0), ids // len(buffers), PADDING_ID)
-                if numpy_view(own_ids) is None or bool((own_ids >= 0).any()):
-                    num_stale += _write_own_rows(buffer, own_ids, ids_shape, fields, changes=changes)
+        for buffer, own_ids in parts:
+            with buffer._lock:
+                leaves = flatten_mutable_fields(buffer.storage.schema, fields)
+                num_stale += write_back(buffer.storage, own_ids, ids_shape, leaves, padded=True)
         return num_stale
 
     def __repr__(self) -> str:
@@ -238,20 +239,6 @@ def _require_same_fields(buffers: Mapping[str, ReplayBuffer]) -> None:
         raise SchemaError(
             explain("Mixture", "distinct buffers", f"one buffer twice among {names}", "Give it a larger ratio.")
         )
-
-
-def _write_own_rows(
-    buffer: ReplayBuffer, ids: torch.Tensor, ids_shape: tuple[int, ...], fields: Mapping[str, Any], *, changes: bool
-) -> Any:
-    """Verify new values for a buffer, or with `changes` write them; returns how many rows were stale."""
-    backend = buffer.storage
-    with buffer._lock:
-        leaves = flatten_mutable_fields(backend.schema, fields)
-        if changes:
-            return write_back(backend, ids, ids_shape, leaves, padded=True)
-        resolve_ids(backend, ids, padded=True)
-        convert_rows(backend, ids_shape, leaves)
-        return 0
 
 
 def _concatenate(batches: list[Leaves]) -> Leaves:

@@ -10,7 +10,6 @@ import torch
 
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain, verify
-from relive.kernels.priority import NativeTree
 from relive.replay.backend import Backend, ChangedSlots, never_issued_error
 from relive.replay.continuity import ContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
@@ -32,19 +31,19 @@ class NativeBackend(Backend):
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self._core = _make_ring(rows)
+        self.core = _make_ring(rows)
+        """The native ring over the memory of the rows."""
         self.native = kernels.native()
         """The native module; later calls of `kernels.force` do not affect it."""
-        self._is_valid = self._core.is_valid
-        self._core.watch_cuts(rows.has_stats)
-        self._write_back = _make_write_back(self._core, rows)
+        self._is_valid = self.core.is_valid
+        self.core.watch_cuts(rows.has_stats)
+        self._write_back = _make_write_back(self.core, rows)
         self._reads_files = rows.row_checksums is not None
         self._is_only_process = not rows.allocator.persistent
         """Whether these rows are neither in shared memory nor in a file, so that only this process writes them."""
         self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few_slots: torch.Tensor | None = None
         """Cached slots of all transitions, if there are few; None after a write."""
-        self._tree: NativeTree | None = None
         self._rows_left = rows.ring.rows_left()
 
     def write(
@@ -56,33 +55,32 @@ class NativeBackend(Backend):
             self._rows_left = self.ring.require_rows_left(count)
         self._few_slots = None
         self._rows_left -= MAX_ROWS_PER_STEP * count
-        status = self._core.write(leaves, next_leaves, envs, count, steps is not None, on_complete)
+        status = self.core.write(leaves, next_leaves, envs, count, steps is not None, on_complete)
         if status >= 0:
             leaves, next_leaves = self.rows.convert_step(leaves, next_leaves, envs, steps)
-            status = self._core.write(leaves, next_leaves, envs, count, steps is not None, on_complete)
+            status = self.core.write(leaves, next_leaves, envs, count, steps is not None, on_complete)
             if status >= 0:
                 raise self.rows.make_misaligned_error(status)
         if status < -1:
-            if status not in _WARNING_MESSAGES:
+            if status > self.native.LOOKS_INFINITE:
                 raise self.rows.make_stack_error(-2 - status)
-            self.warning = _WARNING_MESSAGES[status](self.continuity())
+            self.warning = self.counter.next_warning(self.continuity())
 
     def attach_counters(self, counters: Any) -> bool:
-        self._core.observe(counters)
+        self.core.observe(counters)
         return True
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
     def continuity(self) -> ContinuityStats:
-        """Return the continuity statistics of the steps written by this object."""
-        return ContinuityStats(*self._core.continuity_counts())
+        return ContinuityStats(*self.core.continuity_counts())
 
     def track_changes(self) -> None:
-        self._core.keep_touched(True)
+        self.core.keep_touched(True)
 
     def changed_slots(self) -> ChangedSlots:
-        return torch.tensor(self._core.touched.slots, dtype=torch.int64, device="cpu"), None
+        return torch.tensor(self.core.touched.slots, dtype=torch.int64, device="cpu"), None
 
     def clear(self) -> None:
         self._few_slots = None
@@ -93,14 +91,14 @@ class NativeBackend(Backend):
         self._rows_left = self.ring.rows_left()
 
     def __len__(self) -> int:
-        return self._core.stored()
+        return self.core.stored()
 
     @property
     def may_be_empty(self) -> bool:
-        return not self._core.stored()
+        return not self.core.stored()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
-        slots = self._core.draw(count, random.capsule)
+        slots = self.core.draw(count, random.capsule)
         return self._draw_from_list(count, random) if slots is None else slots
 
     def _draw_from_list(self, count: int, random: Randomness) -> torch.Tensor:
@@ -110,52 +108,41 @@ class NativeBackend(Backend):
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
-    def holds_rows(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
-        """Return True if each of `slots` still holds the transition with its id in `ids`."""
-        return self._core.holds(slots, ids)
-
-    def priority_tree(self) -> NativeTree:
-        if self._tree is None:
-            self._tree = NativeTree(self.ring.kind.numel() + 1, self.allocator)
-        return self._tree
-
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
-        self.priority_tree().set_written_slots(self._core.touched, mass)
+        self.priority_tree().set_written_slots(self.core.touched, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
         # The native core sums only rewards of float32 and float64, so torch ops sum rewards of other dtypes.
         summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
         if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
-            return NativeReader(self, self._core.memory, plan)
+            return NativeReader(self, plan)
         return super().make_reader(plan)
 
-    def read_leaves(
-        self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
-    ) -> list[torch.Tensor]:
+    def read_leaves(self, slots: torch.Tensor, leaves: Sequence[int], *, padded: bool = False) -> list[torch.Tensor]:
         self._request_pages(slots)
         return super().read_leaves(slots, leaves, padded=padded)
 
     def _request_pages(self, slots: torch.Tensor) -> None:
         """Ask the operating system to load the pages of rows that are read next."""
         if self._reads_files:
-            self._core.fetch(slots.contiguous())
+            self.core.fetch(slots.contiguous())
 
     def _rebuild_stacks(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
         out = self.rows.leaves[leaf].new_empty((len(slots), *caller_shape(self.schema.fields[leaf])))
-        self._core.stack(slots, leaf, out)
+        self.core.stack(slots, leaf, out)
         return out
 
     def count_following(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.count_following(slots)
+        return self.core.count_following(slots)
 
     def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.count_preceding(slots)
+        return self.core.count_preceding(slots)
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._core.ids(slots)
+        return self.core.ids(slots)
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        slots = self._core.locate(ids)
+        slots = self.core.locate(ids)
         if isinstance(slots, int):
             raise never_issued_error(ids, slots)
         return slots
@@ -177,19 +164,10 @@ class NativeBackend(Backend):
             self._write_back.find_torn(is_torn)
         return is_torn
 
-    def discard_unfinished_rewrite(self) -> None:
-        """Discard the rewrite that a process had not finished when it died."""
-        if self.rows.rewrite_journal is not None:
-            self.rows.rewrite_journal[0] = 0
-
-    def recompute_checksums(self) -> None:
-        """Recompute the checksum of every row."""
-        self._core.recompute_checksums()
-
     def find_damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
         """Return a mask [S, N] of the rows from `since` [N] to before `until` [N] that do not match their checksum."""
         is_damaged = torch.zeros_like(self.ring.first)
-        self._core.find_broken(since, until, is_damaged)
+        self.core.find_broken(since, until, is_damaged)
         return is_damaged
 
     def check_row_checksums(self) -> None:
@@ -204,17 +182,13 @@ class NativeBackend(Backend):
             got = f"other bytes (in {int(is_damaged.sum())} rows)"
             raise InvariantError(explain(where, "the bytes that were written", got, remedy))
 
-    def write_behind(self, file: int, offset: int, nbytes: int) -> None:
-        """Start writing a range of a file to the disk without waiting."""
-        self._core.write_behind(file, offset, nbytes)
-
 
 class NativeReader(PlanReader):
     """Reads a batch of one plan in one call of the C++ core."""
 
     _backend: NativeBackend
 
-    def __init__(self, backend: NativeBackend, core_memory: Any, plan: ReadPlan) -> None:
+    def __init__(self, backend: NativeBackend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
         self.copies_unlocked = backend.is_shared and plan.is_transition
         is_packed = plan.layout is Layout.PACKED
@@ -228,8 +202,8 @@ class NativeReader(PlanReader):
             for anchor, offsets, mask, counts_observations in plan.groups
         ]
         self._core: Any = backend.native.PlanReader(
-            core_memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
-            plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
+            backend.core.memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups,
+            int(plan.layout), plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
         )  # fmt: skip
         self._assemble = assembler(plan.paths)
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))
@@ -264,7 +238,7 @@ class NativeReader(PlanReader):
             ids = backend.ids(slots)
         leaves = self._read_unlocked(reserved, slots)
         with lock:
-            if not backend.holds_rows(slots, ids):
+            if not backend.core.holds(slots, ids):
                 return None
             # Mutable leaves may be rewritten during the copy without the lock, so they are read again under the lock.
             mutable = backend.rows.mutable
@@ -278,16 +252,6 @@ class NativeReader(PlanReader):
 
     def _read_unlocked(self, reserved: Any, slots: torch.Tensor) -> Leaves:
         return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
-
-
-_WARNING_MESSAGES: dict[int, Any] = {}
-if kernels.native() is not None:
-    _WARNING_MESSAGES |= {
-        kernels.native().LOOKS_CUT: ContinuityStats.make_cut_warning,
-        kernels.native().LOOKS_RESET: ContinuityStats.make_reset_warning,
-        kernels.native().LOOKS_RESTARTED: ContinuityStats.make_restart_warning,
-        kernels.native().LOOKS_INFINITE: ContinuityStats.make_reward_warning,
-    }
 
 
 def _make_write_back(ring: Any, rows: RowStorage) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from relive import lazy
-from relive.errors import SchemaError, explain
-from relive.schema.assembly import MemoryRange, assemble, check_targets, copy_leaves
+from relive.schema.assembly import assemble, copy_leaves
 from relive.schema.fields import Path, Schema, caller_shape, is_initial_state
 
 if TYPE_CHECKING:
@@ -35,18 +34,21 @@ STEP_INDEX: Path = ("step_index",)
 
 
 class Anchor(IntEnum):
-    """The row that offsets count from. The native core uses the same numbers."""
+    """The row at which a leaf is read, or from which its offsets count. The native core uses the same numbers."""
 
     ROW = 0
     """The drawn row."""
     LAST = 1
-    """The last of n steps from the drawn row on; fewer at the end of the episode or at the newest row."""
+    """The last summed step: n - 1 rows after the drawn row, or fewer where the episode or the stored rows end.
+
+    Without a sum, the drawn row.
+    """
     NEXT = 2
-    """The next observation of the last step."""
+    """The observation after the last summed step."""
     FIRST = 3
     """The first step of a packed sequence."""
     SUM = 4
-    """The discounted sum over all steps from the drawn row to the last one."""
+    """No single row: the discounted sum over the rows from the drawn row to the last summed step."""
 
 
 class Layout(IntEnum):
@@ -173,22 +175,14 @@ class ReadPlan:
         if self.is_transition:
             return replace(row_plan(schema), reduced=self)
         before, after = self.reach
-        steps, next_group = _sequence_groups(before, after + 1)
-        reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths)]
-        reads += [LeafRead(next_path(schema.paths[i]), i, next_group) for i in schema.leaf_indices["obs"]]
-        return ReadPlan(tuple(reads), layout=Layout.PACKED, step_index=self.step_index, reduced=self)
+        plan = sequence_plan(schema, before, after + 1, step_index=self.step_index, all_states=True)
+        return replace(plan, reduced=self)
 
-    def limit_to_slots(self, slots: int) -> ReadPlan:
+    def limit_to_slots(self, schema: Schema, slots: int) -> ReadPlan:
         """Return the plan without steps beyond those that a ring of `slots` slots can hold."""
         if self.reduced is None:
             return replace(self, n=min(self.n, slots), max_steps=slots - 1)
-        reduced = self.reduced.limit_to_slots(slots)
-        if self.is_transition:
-            return replace(self, reduced=reduced)
-        before, after = reduced.reach
-        steps, next_group = _sequence_groups(before, after + 1)
-        reads = (read._replace(group=next_group if read.group.anchor is Anchor.NEXT else steps) for read in self.reads)
-        return replace(self, reads=tuple(reads), reduced=reduced)
+        return self.reduced.limit_to_slots(schema, slots).unreduced(schema)
 
 
 class PlanReader:
@@ -216,19 +210,6 @@ class PlanReader:
         if weight is not None:
             leaves[WEIGHT] = weight
         return assemble(leaves, slots.shape)
-
-    def check_out(
-        self, plan: ReadPlan, count: int, out: lazy.TensorDict, has_weights: bool, own: Iterable[MemoryRange]
-    ) -> Leaves:
-        """Return the tensors of `out` by path; raises if the batch does not fit or a tensor lies in memory of `own`."""
-        forms = plan.leaf_specs(self._backend.schema, count)
-        if has_weights:
-            forms[WEIGHT] = (count,), torch.float32
-        tensors = check_targets(out, forms, self._backend.device, own)
-        if out.batch_size[:1] != (count,):
-            remedy = "Pass an earlier batch as out=."
-            raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
-        return dict(zip(forms, tensors, strict=True))
 
     def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
         """Read the rows at these slots into a caller's tensors, except for weights, which the sampler has written."""
@@ -261,22 +242,20 @@ def row_plan(
 
 
 def sequence_plan(
-    schema: Schema, burn_in: int, length: int, cross_episodes: bool = False, step_index: bool = False
-) -> ReadPlan:
-    """Return the plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from there on."""
-    steps, next_group = _sequence_groups(burn_in, length)
-    initial_states = [i for i, field in enumerate(schema.fields) if is_initial_state(field)]
+    schema: Schema, burn_in: int, length: int, *, cross_episodes: bool = False, step_index: bool = False,
+    all_states: bool = False,
+) -> ReadPlan:  # fmt: skip
+    """Return the plan of packed sequences: up to `burn_in` steps before each row, and `length` steps from there on.
+
+    `Carry` fields are read at the first step of a sequence; with `all_states`, at every step.
+    """
+    offsets = range(-burn_in, length)
+    steps, next_group = Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)
+    initial_states = [i for i, field in enumerate(schema.fields) if is_initial_state(field) and not all_states]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
     reads += [LeafRead(next_path(schema.paths[i]), i, next_group) for i in schema.leaf_indices["obs"]]
     reads += [LeafRead(schema.paths[i], i, FIRST) for i in initial_states]
-    return ReadPlan(
-        tuple(reads), layout=Layout.PACKED, cross_episodes=bool(cross_episodes), step_index=bool(step_index)
-    )
-
-
-def _sequence_groups(burn_in: int, length: int) -> tuple[Group, Group]:
-    offsets = range(-burn_in, length)
-    return Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)
+    return ReadPlan(tuple(reads), layout=Layout.PACKED, cross_episodes=cross_episodes, step_index=step_index)
 
 
 def next_path(path: Path) -> Path:

@@ -84,11 +84,11 @@ class RecoverableBuffer:
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
         """Start writing a range of a file to the disk, without waiting."""
-        self._backend.write_behind(file, offset, nbytes)
+        self._backend.core.write_behind(file, offset, nbytes)
 
     def recompute_checksums(self) -> None:
         """Recompute the checksum of every row."""
-        self._backend.recompute_checksums()
+        self._backend.core.recompute_checksums()
 
     def recover(self, commit: Commit, checksum: Callable[[], int], *, resumes: bool) -> None:
         """Restore the buffer from its arrays and the last commit; raise a CorruptCheckpoint if these disagree."""
@@ -175,7 +175,8 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
         if damaged.any():
             ring.drop_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
     # Rows that were rewritten after the commit may have reached the disk only in part, so torn rows are excluded.
-    backend.discard_unfinished_rewrite()
+    if backend.rows.rewrite_journal is not None:
+        backend.rows.rewrite_journal[0] = 0
     ring.exclude(backend.find_torn_rows())
     ring.journal.zero_()
 

@@ -173,7 +173,7 @@ class Ring:
 
     def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode before each slot."""
-        # Counting stops at the first row of the episode, and after a row that is no longer a transition.
+        # Counting back stops at a row that starts its episode, or whose preceding row is no transition any more.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
         return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 

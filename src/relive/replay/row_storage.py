@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import Rows, SnapshotReader, State
 from relive.errors import SchemaError, explain
@@ -34,7 +35,7 @@ class RowStorage:
 
     def __init__(
         self, schema: Schema, rows_per_env: int, num_envs: int | None, allocator: Allocator, *, stores_next_obs: bool,
-        next_step: bool, same_step: bool, has_stats: bool = False,
+        autoreset: AutoresetMode | None = None, has_stats: bool = False,
     ) -> None:  # fmt: skip
         self.schema = schema
         self.rows_per_env = rows_per_env
@@ -42,9 +43,9 @@ class RowStorage:
         self.allocator = allocator
         self.stores_next_obs = stores_next_obs
         """Whether the buffer stores next observations explicitly, so that its rows have no order."""
-        self.next_step = next_step
+        self.next_step = autoreset is AutoresetMode.NEXT_STEP
         """Whether the step after the end of an episode only resets its environment (NEXT_STEP)."""
-        self.same_step = same_step
+        self.same_step = autoreset is AutoresetMode.SAME_STEP
         """Whether environments reset in the step that ends an episode (SAME_STEP)."""
         self.has_stats = has_stats
         """Whether the buffer has episode statistics, which need `cut()` at every interruption."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,10 +11,9 @@ import torch
 
 from relive.errors import SchemaError, verify
 from relive.kernels import complete
-from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.torch_ops import add_axes
 from relive.replay.backend import Backend, ChangedSlots, never_issued_error
-from relive.replay.continuity import ContinuityCounter, ContinuityStats, step_continuity, stored_continuity
+from relive.replay.continuity import ContinuityStats, step_continuity
 from relive.replay.ring import FINAL, HISTORY, MAX_ID, MAX_ROWS_PER_STEP, NO_ID, PENDING, TRANSITION, Ring
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
@@ -28,8 +27,7 @@ class DeviceBackend(Backend):
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self.counter = ContinuityCounter(is_on=False)
-        """Counts of continued and cut steps."""
+        self.counter.is_on = False
         self.is_empty = True
         """Whether this backend has written nothing since the last clear, which the host knows without synchronising."""
         self._counts = as_numpy_if_cpu(rows.ring.count)
@@ -71,12 +69,6 @@ class DeviceBackend(Backend):
         self.is_empty = not bool((self.ring.head > self.ring.floor).any())
         self._rows_left = self.ring.rows_left()
 
-    def late_warnings(self) -> Iterator[str]:
-        if not self.counter.is_on and self.rows.has_values:
-            stats = stored_continuity(self.rows)
-            while (message := self.counter.next_warning(stats)) is not None:
-                yield message
-
     def __len__(self) -> int:
         return int(self._counts.sum())
 
@@ -107,7 +99,6 @@ class TorchBackend(DeviceBackend):
         """Slots of the last draw, their entries in the index, and torch's counter of in-place writes to the slots."""
         self._row_table: torch.Tensor | None = None
         """Slot, next slot and id [3, S·N] of all flat slots; the id is `NO_ID` without a transition."""
-        self._tree: PriorityTree | None = None
 
     def write(
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
@@ -136,10 +127,6 @@ class TorchBackend(DeviceBackend):
             self._discard_tables()
         if on_complete is not None:
             on_complete()
-
-    def continuity(self) -> ContinuityStats:
-        """Return the continuity statistics of the steps written by this object."""
-        return self.counter.stats
 
     def changed_slots(self) -> ChangedSlots:
         """Return the slots that the last write filled, and the slots of rows that became too old to be drawn."""
@@ -187,11 +174,6 @@ class TorchBackend(DeviceBackend):
         num_writes = self._num_writes(slots)
         self._last_draw = None if num_writes is None else (slots, entries, num_writes)
         return slots
-
-    def priority_tree(self) -> PriorityTree:
-        if self._tree is None:
-            self._tree = priority_tree(self.ring.size + 1, self.device, self.allocator)
-        return self._tree
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
         slots, _ = self.changed_slots()

@@ -9,6 +9,7 @@ import torch
 
 from relive import lazy
 from relive.kernels import complete
+from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import RowDrawer, group_totals
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.read import AT_FIRST, AT_LAST, AT_NEXT, AT_ROW, RowReader, Source
@@ -67,7 +68,6 @@ class TritonBackend(DeviceBackend):
             rings, obs, next_leaves, other_leaf_tensors, self._totals, (rows.num_invalid_stacks, rows.unknown_envs),
             flags=(terminated, truncated), next_step=rows.next_step,
         )  # fmt: skip
-        self._tree: TritonTree | None = None
         self._tracks_changes = False
         self._changed_slots: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -122,10 +122,8 @@ class TritonBackend(DeviceBackend):
     def draw(self, count: int, random: Any) -> torch.Tensor:
         return self._drawer.draw(random.numbers, count)
 
-    def priority_tree(self) -> TritonTree:
-        if self._tree is None:
-            self._tree = TritonTree(self.ring.kind.numel() + 1, self.device)
-        return self._tree
+    def _make_tree(self, num_leaves: int) -> PriorityTree:
+        return TritonTree(num_leaves, self.device)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
         return TritonReader(self, plan) if has_kernels(plan) else super().make_reader(plan)

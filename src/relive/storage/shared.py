@@ -131,8 +131,8 @@ def _require_size(file: int, name: str, nbytes: int) -> None:
 
 def _checksum_settings(owner: Any) -> torch.Tensor:
     """Return a checksum of the settings that determine the memory layout of a buffer."""
-    layout = owner.capacity, owner.num_envs, owner.settings.next_obs, owner.autoreset
-    description = repr((layout, owner.settings.schema.trees, _describe_sampler(owner.settings.sampler))).encode()
+    layout = owner.capacity, owner.num_envs, owner.next_obs, owner.autoreset
+    description = repr((layout, owner._schema.trees, _describe_sampler(owner.unbound_sampler))).encode()
     return torch.frombuffer(
         bytearray(hashlib.blake2b(description, digest_size=_DIGEST_BYTES).digest()), dtype=torch.uint8
     )

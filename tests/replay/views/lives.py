@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import relive as rl
 from relive.storage import Memory
+from tests.conftest import BACKENDS
 from tests.reference.replay import Column
 
 K = 3
@@ -92,6 +94,13 @@ class RecordedReplay:
             (row * self.count + env, env, row) for env, column in enumerate(self.columns) for row in column.transitions
         ]
         return sorted(rows)
+
+
+@cache
+def record_replay(name: str, num_envs: int | None, seed: int, autoreset: str) -> RecordedReplay:
+    """Make a buffer with one of the backends; cached, because that takes longer than all reads."""
+    with BACKENDS[name]():
+        return RecordedReplay(num_envs, seed, autoreset)
 
 
 def _where(mask: np.ndarray, a: Obs, b: Obs) -> Obs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from relive.storage import Memory
 from tests.conftest import BACKENDS
 from tests.faults.digest import digest
 from tests.reference import windows as reference
-from tests.replay.views.lives import RecordedReplay
+from tests.replay.views.lives import RecordedReplay, record_replay
 
 FIELDS = ("obs", "next_obs", "action", "reward", "terminated", "truncated", "hidden", "word")
 OFFSETS = st.lists(st.integers(-9, 9), min_size=1, max_size=5)
@@ -49,13 +48,6 @@ def require_equal(batch: TensorDict, expected_leaves: dict[tuple[str, ...], np.n
         assert found.shape == leaf.shape, (name, path)
         assert found.numpy().dtype == leaf.dtype, (name, path)
         assert found.numpy().tobytes() == leaf.tobytes(), (name, path)
-
-
-@cache
-def record_replay(name: str, num_envs: int | None, seed: int, autoreset: str) -> RecordedReplay:
-    """Make a buffer with one of the backends; cached, because that takes longer than all reads."""
-    with BACKENDS[name]():
-        return RecordedReplay(num_envs, seed, autoreset)
 
 
 @settings(max_examples=100, deadline=None)

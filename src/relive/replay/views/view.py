@@ -1,9 +1,9 @@
-"""Views describe a batch by a read plan: single steps, n-step returns, sequences. `bind_view` verifies users' views."""
+"""Views describe a batch by a read plan: single steps, n-step returns, sequences. `BoundView` verifies users' views."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Offsets
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.replay.read_plan import INDEX, Layout, Leaves, ReadPlan, row_plan, sequence_plan
+from relive.replay.read_plan import INDEX, WEIGHT, Layout, LeafSpecs, Leaves, ReadPlan, row_plan, sequence_plan
 from relive.rng import Randomness
+from relive.schema.assembly import MemoryRange, check_targets, refuse_shared_memory
 from relive.schema.checks import check_fraction, check_positive_int
 from relive.schema.fields import Path, Schema
 from relive.schema.suggestions import suggests_init_keywords
@@ -145,33 +147,72 @@ class Sequence:
         if self.step_index and "step_index" in schema.names:
             expected, got = "no field called step_index", "an extra field of this name"
             raise SchemaError(explain("Sequence.step_index", expected, got, "Rename the field."))
-        return sequence_plan(schema, self.burn_in, self.length, self.cross_episodes, self.step_index)
+        return sequence_plan(
+            schema, self.burn_in, self.length, cross_episodes=bool(self.cross_episodes),
+            step_index=bool(self.step_index),
+        )  # fmt: skip
 
 
-Finish = Callable[[Leaves, ReadContext], Leaves]
+class BoundView:
+    """A view of one buffer: the plan, a reader of the plan, and the `finish` of the view; None is `Transition()`."""
+
+    def __init__(self, view: Any, backend: Backend, random: Any) -> None:
+        chosen_view: Any = DEFAULT_VIEW if view is None else _require_view(view)
+        self._backend, self._random = backend, random
+        self.plan = _make_plan(chosen_view, backend)
+        self.reader = backend.make_reader(self.plan)
+        self.finish: Callable[[Leaves, ReadContext], Leaves] | None = getattr(chosen_view, "finish", None)
+        is_ours = type(chosen_view).__module__.partition(".")[0] == __name__.partition(".")[0]
+        self._users_class = None if self.finish is None or is_ours else type(chosen_view).__name__
+        """Class of a user's view whose `finish` computes the batch; None without such a method."""
+
+    def read(self, slots: torch.Tensor, weight: torch.Tensor | None = None) -> Leaves:
+        """Read the rows at these slots, apply `finish`, and add weights."""
+        leaves = self.reader.read(slots)
+        if self.finish is not None:
+            leaves = self.finish(leaves, ReadContext(slots, self._random, self.plan, self._backend))
+            if self._users_class is not None:
+                check_finished(f"{self._users_class}.finish", leaves, slots)
+            if INDEX not in leaves:
+                leaves[INDEX] = self._backend.ids(slots)
+        if weight is not None:
+            leaves[WEIGHT] = weight
+        return leaves
+
+    def check_out(self, out: lazy.TensorDict, count: int, added: LeafSpecs, own: Iterable[MemoryRange]) -> Leaves:
+        """Return the tensors of `out` by path; raises if a batch of `count` rows does not fit, or overlaps `own`.
+
+        `added` specifies the leaves of the batch that the view does not read, such as weights. If a user's `finish`
+        computes the batch, only the memory is verified, and no tensors are returned.
+        """
+        if self._users_class is not None:
+            refuse_shared_memory(out, own)
+            return {}
+        specs = (self.plan.reduced or self.plan).leaf_specs(self._backend.schema, count) | added
+        tensors = check_targets(out, specs, self._backend.device, own)
+        if out.batch_size[:1] != (count,):
+            remedy = "Pass an earlier batch as out=."
+            raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
+        return dict(zip(specs, tensors, strict=True))
 
 
-def bind_view(view: Any, backend: Backend) -> tuple[ReadPlan, Finish | None]:
-    """Return the plan and the `finish` of a view, or of `Transition` for None; a user's `finish` is verified."""
-    chosen_view: Any = DEFAULT_VIEW if view is None else _require_view(view)
-    plan = chosen_view.plan(backend.schema)
+def _make_plan(view: Any, backend: Backend) -> ReadPlan:
+    """Return the plan of a view for the rows of this backend; raises if the backend cannot read the plan."""
+    plan = view.plan(backend.schema)
     if not isinstance(plan, ReadPlan):
-        where, remedy = f"{type(chosen_view).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
+        where, remedy = f"{type(view).__name__}.plan", "Return a ReadPlan: see docs/extending.md."
         raise SchemaError(explain(where, "a ReadPlan", type(plan).__name__, remedy))
     if not plan.reads or any(read.leaf not in range(len(backend.schema.fields)) for read in plan.reads):
-        where, expected = f"{type(chosen_view).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
+        where, expected = f"{type(view).__name__}.plan", f"leaves from 0 to {len(backend.schema.fields) - 1}"
         got = [read.leaf for read in plan.reads]
         raise SchemaError(explain(where, expected, got, "Start from the plan of one of relive's views."))
-    plan = plan.limit_to_slots(backend.ring.slots)
-    _check_offsets(chosen_view, plan)
+    plan = plan.limit_to_slots(backend.schema, backend.ring.slots)
+    _check_offsets(view, plan)
     # A plan with `reduced` belongs to Hindsight, which reads goals from other steps of the episode, so it needs time
     # order.
     if not plan.is_transition or plan.reduced is not None:
         require_order(backend, view)
-    finish = getattr(chosen_view, "finish", None)
-    if finish is None or type(chosen_view).__module__.partition(".")[0] == __name__.partition(".")[0]:
-        return plan, finish
-    return plan, lambda leaves, context: check_finished(chosen_view, finish(leaves, context), context)
+    return plan
 
 
 def _check_offsets(view: Any, plan: ReadPlan) -> None:
@@ -197,21 +238,12 @@ def _offsets_text(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 
-def batch_plan(plan: ReadPlan, finish: Finish | None) -> ReadPlan | None:
-    """Return the plan of the final batch; None if a user's `finish` computes the batch."""
-    if finish is None:
-        return plan
-    # `bind_view` wraps a user's `finish` in a function; only a view of relive has a bound method here.
-    return (plan.reduced or plan) if hasattr(finish, "__self__") else None
-
-
-def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
+def check_finished(where: str, leaves: Any, slots: torch.Tensor) -> None:
     """Raise unless a user's `finish` returned tensors by path, with one item per row."""
-    where, rows = f"{type(view).__name__}.finish", len(context.slots)
+    rows, device = len(slots), slots.device
     remedy = "Return the leaves of the batch by path, each [B, …]."
     if not isinstance(leaves, dict):
         raise SchemaError(explain(where, "a dict of tensors by path", type(leaves).__name__, remedy))
-    device = context.slots.device
     for path, leaf in leaves.items():
         if not isinstance(path, tuple) or not path or not all(isinstance(name, str) for name in path):
             raise SchemaError(explain(where, "paths that are tuples of names", repr(path), remedy))
@@ -225,7 +257,6 @@ def check_finished(view: Any, leaves: Any, context: ReadContext) -> Leaves:
     if ids is not None and (ids.dtype != torch.int64 or ids.ndim != 1):
         got = f"{ids.dtype} of shape {tuple(ids.shape)}"
         raise SchemaError(explain(f"{where}: index", f"int64 of shape ({rows},)", got, "Leave it as it was read."))
-    return leaves
 
 
 def _require_view(view: Any) -> View:

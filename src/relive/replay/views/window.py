@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
@@ -66,7 +66,7 @@ class Window:
         if not offsets:
             remedy = "Pass Transition() to read single steps."
             raise SchemaError(explain("Window", "offsets of at least one field", "no field", remedy))
-        object.__setattr__(self, "offsets", tuple(_flatten_offsets(offsets, _parse_steps)))
+        object.__setattr__(self, "offsets", tuple(_flatten_offsets(offsets)))
         object.__setattr__(self, "view", view)
         object.__setattr__(self, "pad", pad)
 
@@ -115,19 +115,17 @@ class Window:
         return row_plan(schema, n, gamma, windows, Layout.ZEROS if self.pad == "zero" else Layout.NEAREST)
 
 
-def _flatten_offsets(
-    tree: Mapping[str, Any], read: Callable[[str, Any], Any], path: Path = ()
-) -> Iterator[tuple[Path, Any]]:
-    """Yield (path, offsets) for every leaf of nested mappings; `read` verifies the offsets."""
+def _flatten_offsets(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """Yield (path, offsets) for every leaf of nested mappings."""
     for name, value in tree.items():
         where = (*path, name)
         if not isinstance(value, Mapping):
-            yield where, read(_argument_name(where), value)
+            yield where, _parse_steps(_argument_name(where), value)
         elif not value or not all(isinstance(key, str) for key in value):
             remedy = "Pass offsets by the names of the field."
             raise SchemaError(explain(_argument_name(where), "offsets by name", repr(value), remedy))
         else:
-            yield from _flatten_offsets(value, read, where)
+            yield from _flatten_offsets(value, where)
 
 
 def _argument_name(path: Path) -> str:
