@@ -321,7 +321,7 @@ class _Learner:
         require(is_equal, f"the buffers differ {situation}")
         self.replay.check()
 
-    def _state(self) -> list[torch.Tensor]:
+    def _state(self) -> list[Any]:
         rows = self.replay.storage.rows.tensors
         return [*rows, self.replay.sampler.state()["mass"], *self.out.values(True, True)]
 

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from relive.checkpoint.progress import show_progress
 from relive.datasets.files import (
     dataset_error,
     episode_arrays,
@@ -209,6 +210,7 @@ def from_minari(
         buffer = _make_buffer(source, infos, sampler, device, seed)
     extra = list(extra_fields("from_minari", buffer))
     blocks = (_add_extra(episode, extra) for episode in read_episodes(source, infos))
+    blocks = show_progress(blocks, source.total_steps, "reading episodes", len)
     return fill("from_minari", buffer, blocks, source.total_steps)
 
 
