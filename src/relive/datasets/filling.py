@@ -302,7 +302,7 @@ class _ColumnPlan:
             raise self._error(column, "texts to encode", f"dtype {dtype}", "Leave it out of encode=.")
         if not is_text and dtype.newbyteorder("=") not in DTYPES_FROM_NUMPY:
             raise self._error(column, "numbers", f"dtype {dtype}", f"Leave it out: {leave_out}.")
-        if path[0] in _FLAG_FIELDS and len(path) > 1:
+        if path[0] in _FLAG_FIELDS and path[1:]:
             raise self._error(column, "one flag per step", f"the part {'.'.join(path)!r}", f"Name it {path[0]!r}.")
         if not all(shape) or (path[0] in _FLAG_FIELDS and shape):
             expected = "one flag per step" if path[0] in _FLAG_FIELDS else "numbers in every step"
