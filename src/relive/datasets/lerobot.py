@@ -233,7 +233,10 @@ class _Feature(NamedTuple):
 
 
 def _field_path(column: str) -> FieldPath | None:
-    """Return the field path of a column; None for counters, and for "task", the text of task_index."""
+    """Return the field path of a column by default: ("obs", "images", "top") for "observation.images.top".
+
+    The path is None for the counters and for "task": they become fields only if the caller names them.
+    """
     if column in (*_COUNTER_COLUMNS, "task"):
         return None
     first, *rest = column.split(".")
