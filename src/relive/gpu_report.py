@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial, wraps
@@ -479,24 +479,25 @@ def measure_time(target: Target, name: str, call: Callable[[], object], num_byte
     return row
 
 
-Call = tuple[str, Callable[[], object], int]
-"""The name of a call to time, the call, and a lower bound of the bytes that it reads and writes; 0 if unknown."""
+Calls = Generator[tuple[str, Callable[[], object], int], None, None]
+"""Names, calls, and lower bounds of the bytes that the calls read and write; 0 if unknown."""
 
 
-def timed(calls: Callable[[Target], Iterator[Call]]) -> Callable[[Target], Iterator[Row]]:
+def timed(yield_calls: Callable[[Target], Calls]) -> Callable[[Target], Iterator[Row]]:
     """Make a section of calls to time."""
 
-    @wraps(calls)
+    @wraps(yield_calls)
     def section(target: Target) -> Iterator[Row]:
-        with target.kernels():
-            for name, call, num_bytes in calls(target):
+        # The generator is closed if a call fails, because a forced backend inside it must not outlive the section.
+        with target.kernels(), closing(yield_calls(target)) as calls:
+            for name, call, num_bytes in calls:
                 yield measure_time(target, name, call, num_bytes)
 
     return section
 
 
 @timed
-def time_replay(target: Target) -> Iterator[Call]:
+def time_replay(target: Target) -> Calls:
     """Time calls with many environments, with Triton kernels and with torch ops."""
     sizes, step_bytes = target.sizes, 4 * (2 * OBS + ACTION + 1) + 2
     envs = sizes.many_envs
@@ -523,7 +524,7 @@ def time_replay(target: Target) -> Iterator[Call]:
 
 
 @timed
-def time_images(target: Target) -> Iterator[Call]:
+def time_images(target: Target) -> Calls:
     """Time stacks of four 84 × 84 frames, stored as single frames and as whole stacks."""
     envs = target.sizes.image_envs
     flags = {name: torch.zeros(envs, dtype=torch.bool, device=target.device) for name in ("terminated", "truncated")}
@@ -545,7 +546,7 @@ def time_images(target: Target) -> Iterator[Call]:
 
 
 @timed
-def time_trees(target: Target) -> Iterator[Call]:
+def time_trees(target: Target) -> Calls:
     """Time a priority tree over millions of rows."""
     from relive.kernels.triton.priority_tree import TritonTree  # noqa: PLC0415 (needs Triton)
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415
@@ -565,7 +566,7 @@ def time_trees(target: Target) -> Iterator[Call]:
 
 
 @timed
-def time_rollouts(target: Target) -> Iterator[Call]:
+def time_rollouts(target: Target) -> Calls:
     """Time a rollout of 24 steps."""
     envs, device = target.sizes.many_envs, target.device
     rollout, step = rl.RolloutBuffer(24, envs, OBS, ACTION, device=device, seed=0), constant_step(envs, device)
@@ -586,7 +587,7 @@ def time_others(target: Target) -> Iterator[Row]:
 
 
 @timed
-def time_fasttd3(target: Target) -> Iterator[Call]:
+def time_fasttd3(target: Target) -> Calls:
     """Time the buffer of FastTD3."""
     from tensordict import TensorDict  # noqa: PLC0415 (slow)
 
@@ -611,7 +612,7 @@ def time_fasttd3(target: Target) -> Iterator[Call]:
 
 
 @timed
-def time_torchrl(target: Target) -> Iterator[Call]:
+def time_torchrl(target: Target) -> Calls:
     """Time the buffer of TorchRL."""
     from tensordict import TensorDict  # noqa: PLC0415 (slow)
     from torchrl.data import (  # noqa: PLC0415 (optional) # pyright: ignore[reportMissingImports]
