@@ -18,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
+from functools import partial, wraps
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from statistics import median
@@ -159,15 +159,10 @@ def describe_machine(target: Target) -> Iterator[Row]:
     if target.is_gpu:
         properties = torch.cuda.get_device_properties(target.device)
         facts |= {
-            "GPU": properties.name,
-            "GPUs": torch.cuda.device_count(),
-            "processors": properties.multi_processor_count,
-        }
-        facts |= {
-            "memory": f"{properties.total_memory >> 20:,} MiB",
-            "capability": f"{properties.major}.{properties.minor}",
-        }
-        facts["architecture"] = getattr(properties, "gcnArchName", None)
+            "GPU": properties.name, "GPUs": torch.cuda.device_count(), "processors": properties.multi_processor_count,
+            "memory": f"{properties.total_memory >> 20:,} MiB", "capability": f"{properties.major}.{properties.minor}",
+            "architecture": getattr(properties, "gcnArchName", None),
+        }  # fmt: skip
     yield from ({"what": name, "value": value} for name, value in facts.items() if value is not None)
 
 
@@ -320,19 +315,15 @@ class _Learner:
         self.replay.sample(16, out=self.out)
         self.replay.update_priority(self.out["index"], self.out["reward"])
 
-    def state(self) -> list[torch.Tensor]:
-        tensors = [
-            *self.replay.storage.rows.tensors,
-            self.replay.sampler.state()["mass"],
-            *self.out.values(True, True),
-        ]
-        return [tensor.cpu().clone() for tensor in tensors]
+    def require_same(self, other: _Learner, situation: str) -> None:
+        """Raise unless the rows, the priorities and the last batch of both learners are equal."""
+        is_equal = all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(self._state(), other._state(), strict=True))
+        require(is_equal, f"the buffers differ {situation}")
+        self.replay.check()
 
-
-def _require_same(first: _Learner, second: _Learner, situation: str) -> None:
-    is_equal = all(torch.equal(a, b) for a, b in zip(first.state(), second.state(), strict=True))
-    require(is_equal, f"the buffers differ {situation}")
-    first.replay.check()
+    def _state(self) -> list[Any]:
+        rows = self.replay.storage.rows.tensors
+        return [*rows, self.replay.sampler.state()["mass"], *self.out.values(True, True)]
 
 
 def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) -> None:
@@ -365,7 +356,7 @@ def check_graphs(target: Target) -> Iterator[Row]:
         else:
             graph.replay()
         eager_learner.round()
-        _require_same(captured_learner, eager_learner, f"after replay {number}")
+        captured_learner.require_same(eager_learner, f"after replay {number}")
     yield {"what": "add, sample(out=) and update_priority, 9 replays", "result": "equal"}
 
 
@@ -379,7 +370,7 @@ def check_streams(target: Target) -> Iterator[Row]:
             learner.set_step(step)
         first.round()
         _on_stream(side_stream, target.device, second.round)
-    _require_same(first, second, "on another stream")
+    first.require_same(second, "on another stream")
     yield {"what": "20 rounds on two streams", "result": "equal"}
 
 
@@ -393,7 +384,7 @@ def check_devices(target: Target) -> Iterator[Row]:
         for learner in (first_learner, second_learner):
             learner.set_step(step)
             learner.round()
-    _require_same(first_learner, second_learner, "on the second device")
+    first_learner.require_same(second_learner, "on the second device")
     yield {"what": "12 rounds on cuda:0 and cuda:1", "result": "equal"}
 
 
@@ -488,43 +479,52 @@ def measure_time(target: Target, name: str, call: Callable[[], object], num_byte
     return row
 
 
-def time_replay(target: Target) -> Iterator[Row]:
+Calls = Generator[tuple[str, Callable[[], object], int], None, None]
+"""Names, calls, and lower bounds of the bytes that the calls read and write; 0 if unknown."""
+
+
+def timed(yield_calls: Callable[[Target], Calls]) -> Callable[[Target], Iterator[Row]]:
+    """Make a section of calls to time."""
+
+    @wraps(yield_calls)
+    def section(target: Target) -> Iterator[Row]:
+        # The generator is closed if a call fails, because a forced backend inside it must not outlive the section.
+        with target.kernels(), closing(yield_calls(target)) as calls:
+            for name, call, num_bytes in calls:
+                yield measure_time(target, name, call, num_bytes)
+
+    return section
+
+
+@timed
+def time_replay(target: Target) -> Calls:
     """Time calls with many environments, with Triton kernels and with torch ops."""
     sizes, step_bytes = target.sizes, 4 * (2 * OBS + ACTION + 1) + 2
     envs = sizes.many_envs
     step = constant_step(envs, target.device)
     for kind in ("", ", torch ops"):
-        with kernels.force("torch") if kind else target.kernels():
+        with kernels.force("torch") if kind else nullcontext():
             replay, prioritized = target.replay(envs, 64), target.replay(envs, 64, sampler=rl.Prioritized())
             for _ in range(5):
                 replay.add(**step)
                 prioritized.add(**step)
-            yield measure_time(
-                target, f"add, {envs} environments{kind}", partial(replay.add, **step), 2 * envs * step_bytes
-            )
-            yield measure_time(
-                target, f"prioritized add{kind}", partial(prioritized.add, **step), 2 * envs * step_bytes
-            )
+            yield f"add, {envs} environments{kind}", partial(replay.add, **step), 2 * envs * step_bytes
+            yield f"prioritized add{kind}", partial(prioritized.add, **step), 2 * envs * step_bytes
             for count in (sizes.batch, sizes.large_batch):
                 num_bytes = 2 * count * step_bytes
                 errors = torch.rand(count, device=target.device)
                 index = prioritized.sample(count)["index"]
-                views_by_name: dict[str, Any] = {"sample": None, "3 steps": rl.NStep(3, 0.99)}
+                yield f"sample, {count}{kind}", partial(replay.sample, count), num_bytes
+                yield f"3 steps, {count}{kind}", partial(replay.sample, count, rl.NStep(3, 0.99)), num_bytes
                 if count == sizes.batch:
-                    views_by_name["sequences of 16"] = rl.Sequence(16)
-                for name, view in views_by_name.items():
-                    length = 16 if name.startswith("seq") else 1
-                    yield measure_time(
-                        target, f"{name}, {count}{kind}", partial(replay.sample, count, view), length * num_bytes
-                    )
-                yield measure_time(
-                    target, f"prioritized sample, {count}{kind}", partial(prioritized.sample, count), num_bytes
-                )
-                update = partial(prioritized.update_priority, index, errors)
-                yield measure_time(target, f"update_priority, {count}{kind}", update)
+                    sample = partial(replay.sample, count, rl.Sequence(16))
+                    yield f"sequences of 16, {count}{kind}", sample, 16 * num_bytes
+                yield f"prioritized sample, {count}{kind}", partial(prioritized.sample, count), num_bytes
+                yield f"update_priority, {count}{kind}", partial(prioritized.update_priority, index, errors), 0
 
 
-def time_images(target: Target) -> Iterator[Row]:
+@timed
+def time_images(target: Target) -> Calls:
     """Time stacks of four 84 × 84 frames, stored as single frames and as whole stacks."""
     envs = target.sizes.image_envs
     flags = {name: torch.zeros(envs, dtype=torch.bool, device=target.device) for name in ("terminated", "truncated")}
@@ -537,65 +537,62 @@ def time_images(target: Target) -> Iterator[Row]:
         "whole": rl.Field((4, 84, 84), torch.uint8),
     }
     for name, obs in fields.items():
-        with target.kernels():
-            action = rl.Field((), torch.int64)
-            replay = rl.ReplayBuffer(40 * envs, obs, action, num_envs=envs, device=target.device, seed=0)
-            add, count = partial(replay.add, obs=first, next_obs=following, **rest), target.sizes.batch // 16
-            add()
-            yield measure_time(target, f"add, {envs} images, {name}", add, 2 * envs * first[0].nbytes)
-            sample = partial(replay.sample, count)
-            yield measure_time(target, f"sample, {count}, {name}", sample, 4 * count * first[0].nbytes)
+        action = rl.Field((), torch.int64)
+        replay = rl.ReplayBuffer(40 * envs, obs, action, num_envs=envs, device=target.device, seed=0)
+        add, count = partial(replay.add, obs=first, next_obs=following, **rest), target.sizes.batch // 16
+        add()
+        yield f"add, {envs} images, {name}", add, 2 * envs * first[0].nbytes
+        yield f"sample, {count}, {name}", partial(replay.sample, count), 4 * count * first[0].nbytes
 
 
-def time_trees(target: Target) -> Iterator[Row]:
+@timed
+def time_trees(target: Target) -> Calls:
     """Time a priority tree over millions of rows."""
     from relive.kernels.triton.priority_tree import TritonTree  # noqa: PLC0415 (needs Triton)
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415
 
     rows = target.sizes.tree_rows
-    with target.kernels():
-        tree, stream = TritonTree(rows, target.device), DeviceStream(0, target.device)
-        tree.leaves_view().fill_(1.0)
-        tree.rebuild()
-        for count in (256, target.sizes.batch, target.sizes.large_batch):
-            leaves = torch.randint(rows, (count,), device=target.device)
-            values = torch.rand(count, device=target.device)
-            update = partial(tree.set_priorities, leaves, values, 0.6, 1e-6)
-            yield measure_time(target, f"update of {count} of {rows:,}", update)
-            draw = partial(tree.draw_weighted, count, stream, 0.4, by_smallest=False)
-            yield measure_time(target, f"draw of {count} of {rows:,}", draw)
-        yield measure_time(target, f"rebuild of {rows:,}", tree.rebuild, 24 * rows)
-        error = tree.check()
-        if error > 1e-9:
-            raise AssertionError(f"sums of the tree are wrong by {error:.1e}")
+    tree, stream = TritonTree(rows, target.device), DeviceStream(0, target.device)
+    tree.leaves_view().fill_(1.0)
+    tree.rebuild()
+    for count in (256, target.sizes.batch, target.sizes.large_batch):
+        leaves = torch.randint(rows, (count,), device=target.device)
+        values = torch.rand(count, device=target.device)
+        yield f"update of {count} of {rows:,}", partial(tree.set_priorities, leaves, values, 0.6, 1e-6), 0
+        yield f"draw of {count} of {rows:,}", partial(tree.draw_weighted, count, stream, 0.4, by_smallest=False), 0
+    yield f"rebuild of {rows:,}", tree.rebuild, 24 * rows
+    error = tree.check()
+    require(error <= 1e-9, f"sums of the tree are wrong by {error:.1e}")
 
 
-def time_rollouts(target: Target) -> Iterator[Row]:
+@timed
+def time_rollouts(target: Target) -> Calls:
     """Time a rollout of 24 steps."""
     envs, device = target.sizes.many_envs, target.device
     rollout, step = rl.RolloutBuffer(24, envs, OBS, ACTION, device=device, seed=0), constant_step(envs, device)
-    with target.kernels():
-        yield measure_time(target, f"24 rollout adds, {envs} environments", partial(fill_rollout, rollout, step))
-        numbers = [torch.zeros(24, envs, device=device) for _ in range(3)]
-        flags = [torch.zeros(24, envs, dtype=torch.bool, device=device) for _ in range(2)]
-        yield measure_time(target, "gae of 24 steps", lambda: rl.gae(*numbers, *flags, gamma=0.99, lam=0.95))
+    yield f"24 rollout adds, {envs} environments", partial(fill_rollout, rollout, step), 0
+    numbers = [torch.zeros(24, envs, device=device) for _ in range(3)]
+    flags = [torch.zeros(24, envs, dtype=torch.bool, device=device) for _ in range(2)]
+    yield "gae of 24 steps", lambda: rl.gae(*numbers, *flags, gamma=0.99, lam=0.95), 0
 
 
 def time_others(target: Target) -> Iterator[Row]:
     """Time the buffers of FastTD3 (--fasttd3 PATH/fast_td3_utils.py) and of TorchRL, if available."""
-    envs = target.sizes.many_envs
-    step = constant_step(envs, target.device)
     if target.fasttd3 is not None:
-        yield from _time_fasttd3(target, envs, step)
+        yield from time_fasttd3(target)
     if find_spec("torchrl") is not None:
-        yield from _time_torchrl(target, envs, step)
+        yield from time_torchrl(target)
     if target.fasttd3 is None:
         yield {"call": "FastTD3", "host µs": "no --fasttd3"}
 
 
-def _time_fasttd3(target: Target, envs: int, step: dict[str, torch.Tensor]) -> Iterator[Row]:
+@timed
+def time_fasttd3(target: Target) -> Calls:
+    """Time the buffer of FastTD3."""
     from tensordict import TensorDict  # noqa: PLC0415 (slow)
 
+    envs = target.sizes.many_envs
+    step = constant_step(envs, target.device)
     spec = spec_from_file_location("fast_td3_utils", str(target.fasttd3))
     if spec is None or spec.loader is None:
         raise FileNotFoundError(target.fasttd3)
@@ -609,27 +606,30 @@ def _time_fasttd3(target: Target, envs: int, step: dict[str, torch.Tensor]) -> I
         for _ in range(65):
             buffer.extend(batch)
         if n_steps == 1:
-            yield measure_time(target, f"FastTD3 extend, {envs} environments", partial(buffer.extend, batch))
+            yield f"FastTD3 extend, {envs} environments", partial(buffer.extend, batch), 0
         rows_per_env = max(target.sizes.batch // envs, 1)
-        name = f"FastTD3 sample, {rows_per_env * envs}, {n_steps} steps"
-        yield measure_time(target, name, partial(buffer.sample, rows_per_env))
+        yield f"FastTD3 sample, {rows_per_env * envs}, {n_steps} steps", partial(buffer.sample, rows_per_env), 0
 
 
-def _time_torchrl(target: Target, envs: int, step: dict[str, torch.Tensor]) -> Iterator[Row]:
+@timed
+def time_torchrl(target: Target) -> Calls:
+    """Time the buffer of TorchRL."""
     from tensordict import TensorDict  # noqa: PLC0415 (slow)
     from torchrl.data import (  # noqa: PLC0415 (optional) # pyright: ignore[reportMissingImports]
         LazyTensorStorage,
         TensorDictReplayBuffer,
     )
 
+    envs = target.sizes.many_envs
+    step = constant_step(envs, target.device)
     after = {"observation": step["next_obs"]}
     after |= {name: step[name].unsqueeze(-1) for name in ("reward", "terminated", "truncated")}
     batch = TensorDict({"observation": step["obs"], "action": step["action"], "next": after}, [envs])
     storage = LazyTensorStorage(64 * envs, device=target.device)
     buffer = TensorDictReplayBuffer(storage=storage, batch_size=target.sizes.batch)
     buffer.extend(batch)
-    yield measure_time(target, f"TorchRL extend, {envs} environments", partial(buffer.extend, batch))
-    yield measure_time(target, f"TorchRL sample, {target.sizes.batch}", buffer.sample)
+    yield f"TorchRL extend, {envs} environments", partial(buffer.extend, batch), 0
+    yield f"TorchRL sample, {target.sizes.batch}", buffer.sample, 0
 
 
 SECTIONS: dict[str, Callable[[Target], Iterator[Row]]] = {

@@ -81,13 +81,8 @@ def chunk_of_zeros(folder: Path) -> tuple[Path, dict[str, Any]]:
 def many_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
     store, chunks = small_store(folder), 200
     rows = 1 << 20
-    for array, item in (
-        ("obs", "<f4"),
-        ("action", "<f4"),
-        ("reward", "<f4"),
-        ("terminated", "|b1"),
-        ("truncated", "|b1"),
-    ):
+    dtypes = {"obs": "<f4", "action": "<f4", "reward": "<f4", "terminated": "|b1", "truncated": "|b1"}
+    for array, item in dtypes.items():
         wide = json.loads((store / "data" / array / ".zarray").read_text())["shape"][1:]
         body = bytes(numcodecs.Zstd(19).encode(np.zeros((rows, *wide), item)))
         for number in range(chunks):
@@ -117,55 +112,55 @@ def zip_of_bzip2(folder: Path) -> tuple[Path, dict[str, Any]]:
     return path, {}
 
 
-def demonstration(folder: Path) -> Any:
-    to_hdf5(steps(), folder / "f.hdf5")
-    return h5py.File(folder / "f.hdf5", "a")
-
-
-def shared_text(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Write an HDF5 array of texts that all refer to the same megabyte."""
-    rows = 20_000
-    with h5py.File(folder / "f.hdf5", "w") as file:
-        demo = file.create_group("data/demo_0")
-        demo["obs/x"], demo["actions"] = np.zeros((rows, 1), np.float32), np.zeros((rows, 1), np.float32)
-        texts = demo.create_dataset("text", (rows,), h5py.string_dtype())
-        texts[0] = "x" * 1_000_000
-        texts[1:] = "y"
-    body = bytearray((folder / "f.hdf5").read_bytes())
-    with h5py.File(folder / "f.hdf5") as file:
-        offset = file["data/demo_0/text"].id.get_offset()
-    body[offset : offset + 16 * rows] = bytes(body[offset : offset + 16]) * rows
-    (folder / "f.hdf5").write_bytes(body)
-    return folder / "f.hdf5", {"encode": {"text": len}, "final_obs": "drop"}
-
-
-def swelling_chunk(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Write an HDF5 chunk of 16 bytes that inflates to 1 GiB."""
-    with demonstration(folder) as file:
-        del file["data/demo_0/rewards"]
-        data = file.create_dataset("data/demo_0/rewards", (4,), np.float32, chunks=(4,), compression="gzip")
-        press = zlib.compressobj(9)
-        body = b"".join(press.compress(bytes(1 << 24)) for _ in range(64)) + press.flush()
-        data.id.write_direct_chunk((0,), body)
+def file_with(folder: Path, layout: Any, name: str, make: Callable[[Any, str], Any]) -> tuple[Path, dict[str, Any]]:
+    """Write an HDF5 file in which `make(file, name)` makes the array `name` anew."""
+    to_hdf5(steps(), folder / "f.hdf5", layout=layout)
+    with h5py.File(folder / "f.hdf5", "a") as file:
+        del file[name]
+        make(file, name)
     return folder / "f.hdf5", {}
 
 
-def huge_hdf5_chunk(folder: Path) -> tuple[Path, dict[str, Any]]:
-    with demonstration(folder) as file:
-        del file["data/demo_0/rewards"]
-        options = {"chunks": (1 << 27,), "maxshape": (None,), "compression": "gzip"}
-        data = file.create_dataset("data/demo_0/rewards", (4,), np.float64, **options)
+def array_of(layout: str, name: str, value: Any) -> Callable[[Path], tuple[Path, dict[str, Any]]]:
+    return lambda folder: file_with(folder, layout, name, lambda file, name: file.__setitem__(name, value))
+
+
+def swelling(dtype: Any, length: int) -> Callable[[Path], tuple[Path, dict[str, Any]]]:
+    """Forge a file of four rewards whose only chunk, of `length` numbers, inflates to 1 GiB."""
+
+    def make(file: Any, name: str) -> None:
+        data = file.create_dataset(name, (4,), dtype, chunks=(length,), maxshape=(None,), compression="gzip")
         press = zlib.compressobj(9)
         body = b"".join(press.compress(bytes(1 << 24)) for _ in range(64)) + press.flush()
         data.id.write_direct_chunk((0,), body)
-    return folder / "f.hdf5", {}
+
+    return lambda folder: file_with(folder, "robomimic", "data/demo_0/rewards", make)
 
 
 def scale_offset(folder: Path) -> tuple[Path, dict[str, Any]]:
-    with demonstration(folder) as file:
-        del file["data/demo_0/rewards"]
-        file.create_dataset("data/demo_0/rewards", data=np.arange(4), chunks=(4,), scaleoffset=0)
-    return folder / "f.hdf5", {}
+    def make(file: Any, name: str) -> None:
+        file.create_dataset(name, data=np.arange(4), chunks=(4,), scaleoffset=0)
+
+    return file_with(folder, "robomimic", "data/demo_0/rewards", make)
+
+
+def share_text(path: Path, name: str, rows: int = 20_000) -> None:
+    """Add an array of texts to an HDF5 file that all refer to the same megabyte."""
+    with h5py.File(path, "a") as file:
+        texts = file.create_dataset(name, (rows,), h5py.string_dtype())
+        texts[0] = "x" * 1_000_000
+        texts[1:] = "y"
+        offset = texts.id.get_offset()
+    body = bytearray(path.read_bytes())
+    body[offset : offset + 16 * rows] = bytes(body[offset : offset + 16]) * rows
+    path.write_bytes(body)
+
+
+def shared_text(folder: Path) -> tuple[Path, dict[str, Any]]:
+    with h5py.File(folder / "f.hdf5", "w") as file:
+        file["data/demo_0/obs/x"] = file["data/demo_0/actions"] = np.zeros((20_000, 1), np.float32)
+    share_text(folder / "f.hdf5", "data/demo_0/text")
+    return folder / "f.hdf5", {"encode": {"text": len}, "final_obs": "drop"}
 
 
 def many_flags(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -176,29 +171,6 @@ def many_flags(folder: Path) -> tuple[Path, dict[str, Any]]:
             body = zlib.compress(bytes(rows // 50))
             for start in range(0, rows, rows // 50):
                 data.id.write_direct_chunk((start,), body)
-    return folder / "f.hdf5", {}
-
-
-def scalar_rewards(folder: Path) -> tuple[Path, dict[str, Any]]:
-    to_hdf5(steps(), folder / "f.hdf5", layout="d4rl")
-    with h5py.File(folder / "f.hdf5", "a") as file:
-        del file["rewards"]
-        file["rewards"] = 1.0
-    return folder / "f.hdf5", {}
-
-
-def empty_rewards(folder: Path) -> tuple[Path, dict[str, Any]]:
-    to_hdf5(steps(), folder / "f.hdf5", layout="d4rl")
-    with h5py.File(folder / "f.hdf5", "a") as file:
-        del file["rewards"]
-        file["rewards"] = h5py.Empty(np.float32)
-    return folder / "f.hdf5", {}
-
-
-def scalar_actions(folder: Path) -> tuple[Path, dict[str, Any]]:
-    with demonstration(folder) as file:
-        del file["data/demo_0/actions"]
-        file["data/demo_0/actions"] = 1.0
     return folder / "f.hdf5", {}
 
 
@@ -239,17 +211,13 @@ def one_long_list(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def endless_frames(folder: Path) -> tuple[Path, dict[str, Any]]:
-    def values(rows: int) -> Any:
-        return pyarrow.array(np.zeros(rows, np.int64))
-
-    return frames(folder, values, 12_000_000, {"dtype": "int64", "shape": [1], "names": None})
+    numbers = {"dtype": "int64", "shape": [1], "names": None}
+    return frames(folder, lambda rows: pyarrow.array(np.zeros(rows, np.int64)), 12_000_000, numbers)
 
 
 def times(folder: Path) -> tuple[Path, dict[str, Any]]:
-    def values(rows: int) -> Any:
-        return pyarrow.array(np.zeros(rows, np.int64)).cast(pyarrow.time64("us"))
-
-    return frames(folder, values, 4, {"dtype": "int64", "shape": [1], "names": None})
+    numbers = {"dtype": "int64", "shape": [1], "names": None}
+    return frames(folder, lambda rows: pyarrow.array(np.zeros(rows, np.int64)).cast(pyarrow.time64("us")), 4, numbers)
 
 
 def minari_dataset(folder: Path) -> Path:
@@ -276,15 +244,8 @@ def huge_space(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def shared_info(folder: Path) -> tuple[Path, dict[str, Any]]:
-    path, rows = minari_dataset(folder), 20_000
-    with h5py.File(path / "main_data.hdf5", "a") as file:
-        texts = file["episode_0"].create_dataset("infos/text", (rows,), h5py.string_dtype())
-        texts[0] = "x" * 1_000_000
-        texts[1:] = "y"
-        offset = texts.id.get_offset()
-    body = bytearray((path / "main_data.hdf5").read_bytes())
-    body[offset : offset + 16 * rows] = bytes(body[offset : offset + 16]) * rows
-    (path / "main_data.hdf5").write_bytes(body)
+    path = minari_dataset(folder)
+    share_text(path / "main_data.hdf5", "episode_0/infos/text")
     return path, {"infos": ()}
 
 
@@ -295,13 +256,19 @@ FORGERIES: dict[str, tuple[Callable[[Path], tuple[Path, dict[str, Any]]], str]] 
     "a zip with a false size": (zip_with_false_size, "data/obs/0.0: expected a file that can be read"),
     "a zip of bzip2": (zip_of_bzip2, "expected an entry that is stored or deflated"),
     "a text for all": (shared_text, "text: expected texts of their own"),
-    "a chunk that swells": (swelling_chunk, "rewards: chunk .* expected at most 16 bytes"),
-    "a huge chunk of HDF5": (huge_hdf5_chunk, "rewards: expected chunks of at most"),
+    "a chunk that swells": (swelling(np.float32, 4), "rewards: chunk .* expected at most 16 bytes"),
+    "a huge chunk of HDF5": (swelling(np.float64, 1 << 27), "rewards: expected chunks of at most"),
     "a filter of HDF5": (scale_offset, "rewards: expected at most one of the filters gzip and lzf"),
     "flags without end": (many_flags, "rewards: expected fewer steps"),
-    "rewards that are one number": (scalar_rewards, "rewards: expected an axis of steps"),
-    "rewards that are empty": (empty_rewards, "rewards: expected an axis of steps"),
-    "actions that are one number": (scalar_actions, "actions: expected an axis of steps"),
+    "rewards that are one number": (array_of("d4rl", "rewards", 1.0), "rewards: expected an axis of"),
+    "rewards that are empty": (
+        array_of("d4rl", "rewards", h5py.Empty(np.float32)),
+        "rewards: expected an axis of",
+    ),
+    "actions that are one number": (
+        array_of("robomimic", "data/demo_0/actions", 1.0),
+        "actions: expected an axis of",
+    ),
     "a picture for all": (shared_picture, "action: expected a PNG or JPEG"),
     "one long list": (one_long_list, "expected pages and lists of at most"),
     "frames without end": (endless_frames, "expected steps of at most"),
@@ -311,12 +278,8 @@ FORGERIES: dict[str, tuple[Callable[[Path], tuple[Path, dict[str, Any]]], str]] 
     "an info for all": (shared_info, "text: expected texts of their own"),
 }
 QUICK = (
-    "chunks without bound",
-    "a text for all",
-    "a chunk that swells",
-    "rewards that are one number",
-    "times as numbers",
-)
+    "chunks without bound", "a text for all", "a chunk that swells", "rewards that are one number", "times as numbers",
+)  # fmt: skip
 
 
 def forge_all(names: list[str], folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:

@@ -127,6 +127,18 @@ class TestD4RL:
         from_hdf5(path, buffer)
         assert len(buffer) == 13, "imitation needs no next observation"
 
+    @pytest.mark.filterwarnings("ignore::relive.DataWarning")
+    @pytest.mark.parametrize("final_obs", ["drop", None])
+    def test_steps_that_are_left_out_take_no_room_in_a_rollout(self, final_obs: Any, tmp_path: Path) -> None:
+        path = self.write(tmp_path, timeouts=np.arange(13) % 13 == 12)
+        full, small = (rl.RolloutBuffer(size, None, 2, 2) for size in (12, 11))
+        assert from_hdf5(path, full, final_obs=final_obs).is_full
+        with pytest.raises(rl.BufferFullError, match="expected room for 12 steps, got room for 11. 1 step did"):
+            from_hdf5(path, small, final_obs=final_obs)
+        with pytest.raises(rl.BufferFullError, match="expected room for 13 steps, got room for 11. 2 steps did"):
+            from_hdf5(path, small, final_obs="repeat")
+        assert not small.num_stored
+
     def test_a_file_may_stop_inside_an_episode(self, tmp_path: Path) -> None:
         ends = np.zeros(13, bool)
         ends[4] = True
@@ -146,6 +158,8 @@ class TestD4RL:
         replay = from_hdf5(self.write(tmp_path, **changes), final_obs="repeat")
         assert flags(replay) == ["----c", "--t", "----c"]
         assert next(replay.episodes())["reward"].tolist() == [1, 2, 3, 4, 5]
+        vectors = from_hdf5(tmp_path / "f.hdf5", rl.ReplayBuffer(20, 2, 2, reward=(1,)), final_obs="repeat")
+        assert next(vectors.episodes())["reward"].tolist() == [[1], [2], [3], [4], [5]]
 
     def test_the_policy_in_a_file_is_left_out(self, tmp_path: Path) -> None:
         path = self.write(tmp_path, **{"metadata/policy/fc0/weight": np.zeros((3, 3)), "metadata/algorithm": b"SAC"})
@@ -187,6 +201,30 @@ class TestColumns:
         with pytest.raises(rl.SchemaError, match="d4rl.hdf5: rewards: expected texts to encode, got dtype float32"):
             from_hdf5(SAMPLES / "d4rl.hdf5", encode={"rewards": len})
 
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [
+            (
+                "columns",
+                [3, 0, "obs", ["rewards"], [("rewards", "obs")], {"rewards": 3}, {"rewards": ("obs",)}, {1: "x"}],
+            ),
+            ("encode", [3, 0, "task", ["task"], {"task": 3}, {"task": None}, {1: len}]),
+        ],
+    )
+    def test_columns_and_encoders_are_dicts(self, name: str, values: list[Any]) -> None:
+        for wrong in values:
+            with pytest.raises(rl.SchemaError, match=rf"^{name}: expected .*, got .*\. Pass "):
+                from_hdf5(SAMPLES / "d4rl.hdf5", **{name: wrong})
+
+    @pytest.mark.parametrize("sample", ["d4rl.hdf5", "robomimic.hdf5"])
+    def test_the_time_limit_is_checked_in_every_layout(self, sample: str) -> None:
+        with pytest.raises(rl.SchemaError, match="time_limit: expected a positive int"):
+            from_hdf5(SAMPLES / sample, time_limit=2.5)  # type: ignore[arg-type]
+
+    def test_a_flag_has_no_parts(self) -> None:
+        with pytest.raises(rl.SchemaError, match="terminals: expected one flag per step, got the part 'terminated.x'"):
+            from_hdf5(SAMPLES / "d4rl.hdf5", columns={"terminals": "terminated.x"})
+
     def test_two_columns_cannot_be_one_field(self) -> None:
         for field in ("action", "obs.x", "reward"):
             with pytest.raises(rl.SchemaError, match="d4rl.hdf5: .*: expected one column per field, got .* twice"):
@@ -223,8 +261,13 @@ class TestColumns:
         replay = from_hdf5(tmp_path / "f.hdf5", encode={"language": embed}, final_obs="repeat")
         assert replay[replay.ids()]["language"].tolist() == [[4, 1], [4, 1], [8, 1]]
         assert encoded_texts == ["lift", "place it"], "each text once"
-        with pytest.raises(rl.SchemaError, match="language: expected numbers of one shape from encode="):
-            from_hdf5(tmp_path / "f.hdf5", encode={"language": lambda text: [0] * len(text)}, final_obs="repeat")
+        encoders: list[Any] = [
+            lambda text: [0] * len(text), lambda text: [[1], [1, 2]], lambda text: np.longdouble(1),
+            lambda text: torch.zeros(3, requires_grad=True),
+        ]  # fmt: skip
+        for encode in encoders:
+            with pytest.raises(rl.SchemaError, match="f.hdf5: language: expected numbers of one shape from encode="):
+                from_hdf5(tmp_path / "f.hdf5", encode={"language": encode}, final_obs="repeat")
 
     def test_the_error_for_another_layout_names_the_contents(self, tmp_path: Path) -> None:
         with h5py.File(tmp_path / "f.hdf5", "w") as file:

@@ -113,6 +113,23 @@ def test_tasks_are_written_by_their_numbers(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("other*"))
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("fps", [0, -1, float("nan"), float("inf"), 1e7, "10", True, None], "fps: expected a number above 0"),
+        ("tasks", [3, [3], None, ["pick", None]], "tasks: expected a text, or a list of texts"),
+    ],
+)
+def test_rates_and_tasks_that_from_lerobot_cannot_read_are_refused(
+    name: str, values: list[Any], words: str, tmp_path: Path
+) -> None:
+    replay = from_lerobot(SAMPLE, columns=NO_VIDEO)
+    for wrong in values:
+        with pytest.raises(rl.SchemaError, match=words):
+            to_lerobot(replay, tmp_path / "set", **{"fps": 10, name: wrong})
+    assert not list(tmp_path.iterdir())
+
+
 def test_names_that_lerobot_uses_itself_are_refused(tmp_path: Path) -> None:
     replay = rl.ReplayBuffer(9, obs=1, action=1, extra={"timestamp": ()})
     replay.add([0], [0], 0.0, True, False, next_obs=[1], timestamp=0.5)

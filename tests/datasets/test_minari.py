@@ -16,7 +16,7 @@ import relive as rl
 from relive.checkpoint import progress
 from relive.cli import main
 from relive.datasets import from_minari, to_minari
-from tests.datasets.rich import DECLARED, leaves, make_rich_replay
+from tests.datasets.formats import DECLARED, assert_same, make_replay, make_rich_replay
 
 minari = pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
 pytest.importorskip("h5py", reason='needs the files of Minari: pip install ".[minari]"')
@@ -27,23 +27,6 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
 
-def exact() -> rl.ReplayBuffer:
-    """Return an empty buffer with the fields of `make_rich_replay`, which keep float64."""
-    extra = {"info": {**DECLARED["extra"]["info"], "note": 3}}
-    return rl.ReplayBuffer(100, **{**DECLARED, "extra": extra})
-
-
-def assert_same(replay: rl.ReplayBuffer, other: rl.ReplayBuffer) -> None:
-    """Assert that two buffers have the same episodes; the field "note" has become an info."""
-    for mine, theirs in zip(replay.episodes(), other.episodes(), strict=True):
-        expected, actual = leaves(mine), leaves(theirs)
-        expected["info", "note"] = expected.pop("note")
-        assert expected.keys() == actual.keys()
-        for key, leaf in expected.items():
-            assert leaf.dtype == actual[key].dtype
-            assert torch.equal(leaf, actual[key])
-
-
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
 def test_a_round_trip_keeps_every_transition(data_format: str) -> None:
     if data_format != "hdf5":
@@ -52,7 +35,20 @@ def test_a_round_trip_keeps_every_transition(data_format: str) -> None:
     dataset = to_minari(replay, "test/rich-v0", data_format=data_format)
     assert (dataset.total_episodes, dataset.total_steps) == (4, 13)
     for source in (dataset, "test/rich-v0", dataset.storage.data_path):
-        assert_same(replay, from_minari(source, exact()))
+        assert_same(replay, from_minari(source, rl.ReplayBuffer(100, **DECLARED)))
+
+
+def test_an_extra_field_info_without_parts_is_an_info() -> None:
+    declared = {"obs": 1, "action": (), "extra": {"info": 2, "note": ()}}
+    replay = make_replay(declared, [(2, "terminated")])
+    assert_same(replay, from_minari(to_minari(replay, "test/info-v0"), rl.ReplayBuffer(9, **declared)))
+
+
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(rl.SchemaError, match="dataset: expected a Minari dataset, got int"):
+        from_minari(3)
+    with pytest.raises(rl.SchemaError, match="from_minari: expected a buffer, got dict"):
+        from_minari(make_collected(), {})
 
 
 def test_the_minari_library_reads_a_written_dataset() -> None:
@@ -123,14 +119,6 @@ def test_a_new_buffer_has_the_dtypes_of_for_env() -> None:
         dtypes = [dict(zip(one._schema.paths, one._schema.fields, strict=True)) for one in (made, expected)]
         assert {path: field for path, field in dtypes[0].items() if path[0] != "info"} == dtypes[1]
         assert torch.float64 not in {field.dtype for field in dtypes[0].values()}
-
-
-def test_the_callers_buffer_keeps_float64() -> None:
-    make_collected()
-    fields: dict[str, Any] = {"obs": {"x": rl.Field(2, torch.float64)}, "extra": {"level": rl.Field((), torch.float64)}}
-    replay = rl.ReplayBuffer(50, action=1, reward=rl.Field((), torch.float64), **fields)
-    first = next(from_minari("test/collected-v0", replay).episodes())
-    assert first["obs", "x"].dtype == first["reward"].dtype == first["level"].dtype == torch.float64
 
 
 class TestSpace:
@@ -209,34 +197,6 @@ def test_episodes_stay_separate_in_a_buffer_with_next_step_autoreset() -> None:
     assert replay.stats.episodes()["return"].tolist() == [1, 33]
 
 
-def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
-    make_collected()
-    rollout = rl.RolloutBuffer(5, None, obs={"x": 2}, action=1, extra={"level": ()})
-    from_minari("test/collected-v0", rollout)
-    assert rollout["reward"].tolist() == [0, 1, 10, 11, 12]
-    assert rollout["level"].tolist() == [1.5, 2.5, 11.5, 12.5, 13.5]
-    assert rollout.final_obs["x"][:, 0].tolist() == [13], "of the truncated step"
-    with pytest.raises(rl.SchemaError, match="from_minari: expected a rollout with num_envs=None, got 2"):
-        from_minari("test/collected-v0", rl.RolloutBuffer(5, 2, obs={"x": 2}, action=1))
-    to_minari(make_rich_replay(), "test/rich-v0")
-    declared = {name: DECLARED[name] for name in ("obs", "action")}
-    with pytest.raises(
-        rl.SchemaError,
-        match="episode 2: expected terminated or truncated at its last step, got an episode without an end",
-    ):
-        from_minari("test/rich-v0", rl.RolloutBuffer(50, None, **declared))
-
-
-def test_a_distillation_buffer_takes_observations_and_actions() -> None:
-    make_collected()
-    buffer = rl.DistillationBuffer(50, obs={"x": 2}, action=1, extra={"info": {"level": ()}})
-    from_minari("test/collected-v0", buffer, infos=("level",))
-    rows = buffer[torch.arange(5)]
-    assert rows["obs", "x"][:, 1].tolist() == [0, -1, -10, -11, -12]
-    assert rows["action"][:, 0].tolist() == [0, 1, 10, 11, 12]
-    assert rows["info", "level"].tolist() == [1.5, 2.5, 11.5, 12.5, 13.5]
-
-
 def test_texts_in_infos_are_refused_and_can_be_left_out() -> None:
     replay = rl.ReplayBuffer(9, obs=1, action=())
     replay.add([0], 0.0, 0.0, True, False, next_obs=[1])
@@ -249,18 +209,6 @@ def test_texts_in_infos_are_refused_and_can_be_left_out() -> None:
     with pytest.raises(rl.SchemaError, match="episode 1: infos: word: expected numbers, an entry for each of 1 steps"):
         from_minari(dataset)
     assert len(from_minari(dataset, infos=())) == 2
-
-
-def test_unordered_buffers_cannot_be_written() -> None:
-    stored = rl.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
-    for wrong in (stored, rl.RolloutBuffer(2, None, obs=1, action=()), rl.DistillationBuffer(9, 1)):
-        with pytest.raises(rl.SchemaError, match="to_minari: expected a replay buffer in time order"):
-            to_minari(wrong, "test/none-v0")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(rl.SchemaError, match="dataset: expected a Minari dataset, got int"):
-        from_minari(3)
-    make_collected()
-    with pytest.raises(rl.SchemaError, match="from_minari: expected a buffer, got dict"):
-        from_minari("test/collected-v0", {})
 
 
 def test_long_reads_show_a_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,7 +254,7 @@ def test_reports_on_a_buffer_and_on_its_dataset_agree() -> None:
     mine, theirs = rl.inspect(replay).as_dict(), rl.inspect(to_minari(replay, "test/rich-v0")).as_dict()
     assert mine["episodes"] == theirs["episodes"]
     assert mine["reward"] == theirs["reward"]
-    named = {field["name"].replace("note", "info.note"): field for field in mine["fields"]}
+    named = {field["name"]: field for field in mine["fields"]}
     for field in theirs["fields"]:
         twin = named[field["name"]]
         for name in ("min", "mean", "max", "std"):

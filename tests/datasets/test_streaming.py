@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import relive as rl
-from relive.datasets import from_hdf5, from_lerobot, from_zarr, to_hdf5, to_lerobot, to_zarr
-
-pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')
-pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
-pytest.importorskip("pyarrow", reason='needs pyarrow: pip install ".[lerobot]"')
-
-FORMATS: dict[str, tuple[Any, Any]] = {
-    "f.hdf5": (to_hdf5, from_hdf5),
-    "d4rl.hdf5": (lambda replay, path: to_hdf5(replay, path, layout="d4rl"), from_hdf5),
-    "s.zarr": (to_zarr, from_zarr),
-    "set": (lambda replay, path: to_lerobot(replay, path, fps=10), from_lerobot),
-}
+from tests.datasets.formats import FORMATS
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "minari-v0"])
 def test_the_memory_of_a_reader_is_bounded(name: str, tmp_path: Path) -> None:
-    write, read = FORMATS[name]
     steps, shape = 20_000, (100, 100)
     declared = {"obs": rl.Field(shape, torch.uint8), "action": 1}
     with rl.ReplayBuffer(2 * steps, **declared, device=rl.Memory.disk(tmp_path / "a")) as replay:
@@ -38,11 +25,10 @@ def test_the_memory_of_a_reader_is_bounded(name: str, tmp_path: Path) -> None:
         for _ in range(steps // 1000):
             batch = {"obs": frames[:-1], "next_obs": frames[1:], "action": np.zeros((1000, 1)), "reward": flags}
             replay.extend(batch | {"terminated": flags, "truncated": np.arange(1000) == 999})
-        write(replay, tmp_path / name)
-    columns = {"task_index": None} if name == "set" else None
+        FORMATS[name].write(replay, tmp_path / name)
     with rl.ReplayBuffer(2 * steps, **declared, device=rl.Memory.disk(tmp_path / "b")) as other:
         tracemalloc.start()
-        read(tmp_path / name, other, columns=columns)
+        FORMATS[name].read(tmp_path / name, other)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert len(other) == steps

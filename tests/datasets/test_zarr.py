@@ -11,7 +11,7 @@ import torch
 
 import relive as rl
 from relive.datasets import from_zarr, to_zarr
-from tests.datasets.rich import make_rich_replay
+from tests.datasets.formats import make_rich_replay
 from tests.tiers import select
 
 pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')

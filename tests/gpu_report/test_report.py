@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive import gpu_report
+from relive import gpu_report, kernels
 from relive.gpu_report import SMALL, Target
 from tests.kernels.triton.interpreter import interpreted, quick_arithmetic
 from tests.kernels.triton.test_graphs import Graph
@@ -90,3 +90,16 @@ def test_sections_that_need_a_gpu_run_on_a_simulated_one(section: Any) -> None:
 def test_every_other_section_runs(section: Any) -> None:
     with simulated_gpu() as target:
         assert list(section(target))
+
+
+def test_a_failed_call_leaves_no_backend_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_with_torch(target: Target, name: str, *_: object) -> dict[str, Any]:
+        if name.endswith("torch ops"):
+            raise ValueError(name)
+        return {}
+
+    monkeypatch.setattr(gpu_report, "measure_time", fail_with_torch)
+    backend = kernels.backend()
+    with quick_arithmetic():
+        assert gpu_report.run_section("Replay", gpu_report.time_replay, make_target())["result"] == "FAILED"
+    assert kernels.backend() == backend

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -151,7 +150,3 @@ class Chromium:
     def resize(self, width: int, height: int) -> None:
         """Set the size of the window."""
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-
-    def screenshot(self) -> bytes:
-        """Return a screenshot as PNG."""
-        return base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"])

@@ -134,23 +134,6 @@ def test_pages_are_drawn_without_console_messages(make: Any, browser: chromium.C
     assert browser.run(f"{flat}.filter(x => x.getBoundingClientRect().width < 10).length") == 0
 
 
-@pytest.mark.parametrize("make", [prioritized, rollout, pictures])
-def test_the_page_fits_into_a_narrow_window(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
-    opened(browser, make(), tmp_path)
-    browser.resize(360, 800)
-    try:
-        assert browser.run("document.documentElement.scrollWidth") == 360
-    finally:
-        browser.resize(1200, 900)
-
-
-def test_bars_are_as_high_as_their_counts(browser: chromium.Chromium, tmp_path: Path) -> None:
-    opened(browser, walk([2, 2, 2, 2, 3, 4, 4]), tmp_path)
-    bars = "[...document.querySelectorAll('#episodes figure:nth-child(2) .bar')].map(x => +x.getAttribute('height'))"
-    assert browser.run(bars) == pytest.approx([98, 98 / 4, 98 / 2])
-    assert text(browser, "#episodes figure:nth-child(2) .ticks") == "234"
-
-
 def test_a_plot_is_read_with_the_arrow_keys(browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, walk([2, 2, 2, 2, 3, 4, 4]), tmp_path)
     readout = "#episodes figure:nth-child(2) .readout"
@@ -332,7 +315,7 @@ def test_every_plot_has_named_axes_with_ticks(make: Any, browser: chromium.Chrom
         assert every(browser, ".lane.foot .ticks", "x.children.length > 0") == [True]
     apart = """[...document.querySelectorAll('.ticks')].filter(x => { const boxes = [...x.children].map(
         y => y.getBoundingClientRect()); return boxes.some((box, i) => i && box.left < boxes[i - 1].right) }).length"""
-    for width in (1280, 420):
+    for width in (1280, 420, 360):
         browser.resize(width, 900)
         try:
             assert browser.run(apart) == 0, "ticks do not cover each other"
@@ -341,9 +324,11 @@ def test_every_plot_has_named_axes_with_ticks(make: Any, browser: chromium.Chrom
             browser.resize(1200, 900)
 
 
-def test_ticks_are_at_the_positions_of_their_numbers(browser: chromium.Chromium, tmp_path: Path) -> None:
+def test_bars_and_ticks_are_at_their_numbers(browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, walk([2, 2, 2, 2, 3, 4, 4]), tmp_path)
     lengths = "#episodes figure:nth-child(2)"
+    assert every(browser, f"{lengths} .bar", "+x.getAttribute('height')") == pytest.approx([98, 98 / 4, 98 / 2])
+    assert text(browser, f"{lengths} .ticks") == "234"
     middle = "(b => [b.left + b.width / 2, b.top + b.height / 2])(x.getBoundingClientRect())"
     bars = every(browser, f"{lengths} .bar", "(b => [b.left + b.width / 2, b.top])(x.getBoundingClientRect())")
     across = every(browser, f"{lengths} .ticks span", middle)

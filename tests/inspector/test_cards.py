@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from html.parser import HTMLParser
 
@@ -12,7 +11,6 @@ import torch
 import relive as rl
 from relive.inspector import report as reports
 from relive.inspector.report import Report
-from relive.inspector.text import size_text
 
 HOSTILE = "</td><script>hacked=1</script><img src=x onerror=hacked=1>&\"'"
 
@@ -95,14 +93,3 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     assert "and 24 more" in shown
     assert "obs.part39" in shown
     assert "obs.part40" not in shown
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 << 19, "1.5 MiB"), (5 << 30, "5.00 GiB")]
-)
-def test_sizes_have_a_suitable_unit(size: int, text: str) -> None:
-    assert size_text(size) == text
-
-
-def test_the_examples_in_docstrings_are_right() -> None:
-    assert doctest.testmod(reports).failed == 0

@@ -19,8 +19,7 @@ import relive as rl
 from relive.compat import apexrl
 from relive.inspector import measures, report
 from relive.inspector.measures import histogram
-from relive.inspector.text import number, percent
-from relive.schema import fields
+from relive.inspector.text import number, percent, size_text
 
 NAN = float("nan")
 
@@ -58,23 +57,15 @@ def test_episodes_returns_lengths_and_ends() -> None:
     assert actual["reward"]["rows"] == actual["source"]["rows"] == 10
 
 
-def test_episodes_of_several_environments_are_in_the_order_of_time() -> None:
-    replay = rl.ReplayBuffer(40, obs=1, action=(), num_envs=2)
-    for t in range(6):
-        obs = np.array([[t], [100 + t]], np.float32)
-        replay.add(obs, np.zeros(2), [1, 10], [t == 5, t in (1, 4)], [False, False], obs + 1)
-    episodes = rl.inspect(replay).as_dict()["episodes"]
-    assert episodes["curve"]["mean"] == [20, 30, 6], "two of the second environment end before the first's"
-    assert episodes["ends"] == {"terminated": 3, "truncated": 0, "cut": 0, "running": 1}
-
-
 def test_episodes_are_ordered_by_time_if_one_environment_ends_often() -> None:
     replay = rl.ReplayBuffer(100, obs=1, action=(), num_envs=2)
     for t in range(20):
         obs = np.array([[t], [100 + t]], np.float32)
         replay.add(obs, np.zeros(2), [1, 10], [t >= 6, t == 5], [False, False], obs + 1)
-    curve = rl.inspect(replay).as_dict()["episodes"]["curve"]["mean"]
-    assert curve == [60, 7, *[1] * 13], "the second ended a step before the first, which then ended at every step"
+    episodes = rl.inspect(replay).as_dict()["episodes"]
+    curve = [60, 7, *[1] * 13]
+    assert episodes["curve"]["mean"] == curve, "the second ended first; then the first ended at every step"
+    assert episodes["ends"] == {"terminated": 15, "truncated": 0, "cut": 0, "running": 1}
 
 
 def test_an_episode_without_its_start_has_no_return() -> None:
@@ -303,52 +294,37 @@ def never_drawn() -> rl.ReplayBuffer:
     return replay
 
 
-WARNINGS: dict[str, tuple[Any, str]] = {
-    "a still observation": (four_episodes, "obs[1] never changes: it is 0.5 in all 10 rows."),
-    "a still field": (
-        lambda: make_replay([{"action": [2.0]}] * 3),
-        "action never changes: it is 2 in all 3 rows.",
+def lines(count: int, make_row: Any) -> Any:
+    """Return a function that makes a buffer of the rows `make_row(0)` to `make_row(count - 1)`."""
+    return lambda: make_replay([make_row(t) for t in range(count)])
+
+
+WARNINGS: dict[str, Any] = {
+    "obs[1] never changes: it is 0.5 in all 10 rows.": four_episodes,
+    "action never changes: it is 2 in all 3 rows.": lines(3, lambda t: {"action": [2.0]}),
+    "obs[0]: 1 number is NaN.": lines(3, lambda t: {"obs": [NAN], "next_obs": [2]} if t == 1 else {}),
+    "90 % of episodes end by time limit.": lines(50, lambda t: {"truncated": t % 10 != 9, "terminated": t % 10 == 9}),
+    "No episode ends: neither terminated nor truncated is ever set.": lines(9, lambda t: {}),
+    "44 % of episodes stop without an end": lines(10, lambda t: {"next_obs": [t + 1.5], "terminated": t % 2 == 0}),
+    "1 row is both terminated and truncated; they count as terminated.": lines(
+        2, lambda t: {"terminated": t == 1, "truncated": t == 1}
     ),
-    "not a number": (lambda: make_replay([{}, {"obs": [NAN], "next_obs": [2]}, {}]), "obs[0]: 1 number is NaN."),
-    "time limits": (
-        lambda: make_replay([{"truncated": t % 10 != 9, "terminated": t % 10 == 9} for t in range(50)]),
-        "90 % of episodes end by time limit.",
+    "50 % of episodes are one step long.": lines(20, lambda t: {"terminated": t % 4 in (0, 3)}),
+    "The reward is 0 in every row.": lines(9, lambda t: {"reward": 0.0}),
+    "The reward is 0 in 99.8 % of rows.": lines(500, lambda t: {"reward": float(t == 30)}),
+    "action[0] is 0 in 99 % of rows.": lines(100, lambda t: {"action": [float(t == 7)]}),
+    "action[0] is at its extremes (-1 and 1) in 8": lines(
+        100, lambda t: {"action": [max(min(5 * math.sin(t), 1), -1)]}
     ),
-    "no end": (lambda: make_replay([{}] * 9), "No episode ends: neither terminated nor truncated is ever set."),
-    "cut": (
-        lambda: make_replay([{"next_obs": [t + 1.5], "terminated": t % 2 == 0} for t in range(10)]),
-        "44 % of episodes stop without an end",
-    ),
-    "both": (
-        lambda: make_replay([{}, {"terminated": True, "truncated": True}]),
-        "1 row is both terminated and truncated; they count as terminated.",
-    ),
-    "one step": (
-        lambda: make_replay([{"terminated": t % 4 in (0, 3)} for t in range(20)]),
-        "50 % of episodes are one step long.",
-    ),
-    "no reward": (lambda: make_replay([{"reward": 0.0}] * 9), "The reward is 0 in every row."),
-    "sparse": (
-        lambda: make_replay([{"reward": float(t == 30)} for t in range(500)]),
-        "The reward is 0 in 99.8 % of rows.",
-    ),
-    "one action": (
-        lambda: make_replay([{"action": [float(t == 7)]} for t in range(100)]),
-        "action[0] is 0 in 99 % of rows.",
-    ),
-    "extreme actions": (
-        lambda: make_replay([{"action": [max(min(5 * math.sin(t), 1), -1)]} for t in range(100)]),
-        "action[0] is at its extremes (-1 and 1) in 8",
-    ),
-    "favourites": (favourites, "2 rows hold 60 % of the priority mass."),
-    "never drawn": (never_drawn, "70 % of rows were never drawn."),
+    "2 rows hold 60 % of the priority mass.": favourites,
+    "70 % of rows were never drawn.": never_drawn,
 }
+"""For the beginning of each warning, a function that makes a suspicious buffer."""
 
 
-@pytest.mark.parametrize("case", WARNINGS)
-def test_suspicious_data_has_a_warning(case: str) -> None:
-    make, sentence = WARNINGS[case]
-    warnings = rl.inspect(make()).warnings
+@pytest.mark.parametrize("sentence", WARNINGS)
+def test_suspicious_data_has_a_warning(sentence: str) -> None:
+    warnings = rl.inspect(WARNINGS[sentence]()).warnings
     assert any(warning.startswith(sentence) for warning in warnings), warnings
 
 
@@ -396,15 +372,15 @@ def test_values_that_explain_nothing_have_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.0, "0 %"), (1.0, "100 %"), (0.914, "91 %"), (0.9999, "more than 99.9 %"), (1e-9, "less than 0.1 %")],
+    ("show", "texts"),
+    [
+        (percent, {0.0: "0 %", 1.0: "100 %", 0.914: "91 %", 0.9999: "more than 99.9 %", 1e-9: "less than 0.1 %"}),
+        (number, {None: "–", 3.0: "3", 1234567.0: "1,234,567", 0.123456: "0.1235", 1e20: "1e+20"}),
+        (size_text, {0: "0 B", 1023: "1,023 B", 1024: "1.0 KiB", 3 << 19: "1.5 MiB", 5 << 30: "5.00 GiB"}),
+    ],
 )
-def test_shares_do_not_round_to_all_or_nothing(share: float, text: str) -> None:
-    assert percent(share) == text
-
-
-def test_numbers_are_short() -> None:
-    assert [number(x) for x in (None, 3.0, 1234567.0, 0.123456, 1e20)] == ["–", "3", "1,234,567", "0.1235", "1e+20"]
+def test_numbers_are_short_and_shares_do_not_round_to_all_or_nothing(show: Any, texts: dict[Any, str]) -> None:
+    assert {value: show(value) for value in texts} == texts
 
 
 @pytest.mark.filterwarnings("ignore:reward. expected finite numbers")
@@ -424,14 +400,6 @@ def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
     assert "\x1b" not in str(actual)
     assert repr(actual) == str(actual)
     assert "terminated 1 (33 %), truncated 1 (33 %), cut 1 (33 %), running 1\n" in str(actual)
-
-
-def test_names_that_look_like_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The schema would refuse the name of this field.
-    monkeypatch.setattr(fields, "NAME_PATTERN", re.compile(".*"))
-    replay = rl.ReplayBuffer(9, obs={"[red]x[/red]": 1}, action=())
-    replay.add({"[red]x[/red]": [1.0]}, 0.0, 0.0, False, False, next_obs={"[red]x[/red]": [2.0]})
-    assert "obs.[red]x[/red]" in str(rl.inspect(replay))
 
 
 @pytest.mark.parametrize("wrap", [lambda sampler: sampler, rl.Counted])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
@@ -108,6 +108,13 @@ def require_ordered(name: str, replay: Any) -> None:
     if type(replay) is not ReplayBuffer or replay.storage.stores_next_obs:
         remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
         raise dataset_error(name, "a replay buffer in time order", repr(replay), remedy)
+
+
+def require_no_parts(name: str, fields: Mapping[str, Any], whole_fields: Iterable[str], remedy: str) -> None:
+    """Raise if one of `whole_fields` has parts, which the format cannot store."""
+    for field in whole_fields:
+        if isinstance(fields[field], dict):
+            raise dataset_error(name, f"one field in {field}", f"the fields {', '.join(fields[field])}", remedy)
 
 
 def episode_arrays(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:

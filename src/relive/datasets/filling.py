@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -17,7 +17,7 @@ from relive.errors import BufferFullError, SchemaError, explain, warn_user
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import check_choice
-from relive.schema.fields import DTYPES_FROM_NUMPY, Field, Path, Tree, iter_leaves, map_leaves, narrow_dtype
+from relive.schema.fields import DTYPES_FROM_NUMPY, Field, Path, Tree, map_leaves, narrow_dtype
 from relive.schema.suggestions import NAME_PATTERN
 from relive.storage.allocator import available_bytes
 
@@ -112,14 +112,32 @@ def fill_from_rows(
         final_obs: the caller's `final_obs=`.
         settings: settings of the replay buffer to make.
     """
+    remedy = "Choose what to do with a last step without a next observation."
+    check_choice("final_obs", final_obs, ("drop", "repeat", None), remedy)
     plan = _ColumnPlan(name, source, columns, encode, buffer)
-    num_steps, num_ends = plan.count_steps()
+    counts = plan.count_steps()
     if buffer is None:
-        buffer = plan.make_buffer(num_steps + num_ends, **settings)
-    read_columns = source.final_obs(plan.find_columns("obs"))
+        buffer = plan.make_buffer(counts.steps + counts.ends, **settings)
+    obs_columns = plan.find_columns("obs")
+    next_columns, read_columns = source.next_columns(obs_columns), source.final_obs(obs_columns)
     read_final_obs = None if read_columns is None else lambda episode: plan.to_fields(read_columns(episode))["obs"]
-    blocks = _split_episodes(source.name, plan.read_blocks(), read_final_obs)
-    return fill(name, buffer, blocks, num_steps, final_obs)
+    lacks_final_obs = not next_columns and read_columns is None
+    drops_last = lacks_final_obs and final_obs != "repeat" and not isinstance(buffer, DistillationBuffer)
+    rows = plan.read_blocks(next_columns)
+    rows = show_progress(rows, counts.steps, "reading episodes", lambda block: len(block[0]))
+    blocks = filter(len, _split_episodes(source.name, rows, read_final_obs, drops_last=drops_last))
+    num_dropped = counts.unterminated if drops_last else 0
+    return fill(name, buffer, blocks, counts.steps - num_dropped, num_dropped if final_obs is None else 0)
+
+
+class _Counts(NamedTuple):
+    """Counts of the rows of a source."""
+
+    steps: int
+    ends: int
+    """The number of steps at which an episode ends, by its number or by a flag."""
+    unterminated: int
+    """The number of episodes whose last step is not terminated."""
 
 
 class _ColumnPlan:
@@ -165,25 +183,31 @@ class _ColumnPlan:
         """Return the columns of these fields and of their parts."""
         return [column for column, path in self._paths.items() if path[0] in fields]
 
-    def count_steps(self) -> tuple[int, int]:
-        """Return the number of steps and the number of episode ends."""
-        num_steps, num_ends, last_episode, was_end = 0, 0, None, True
-        for episode, flags in self._source.rows(self.find_columns(*_FLAG_FIELDS), FLAG_ROWS_PER_READ):
-            is_end = np.zeros(len(episode), bool)
-            for _, flag in iter_leaves((), self.to_fields(flags)):
-                is_end |= flag
+    def count_steps(self) -> _Counts:
+        """Count the steps of the source, and the ends of its episodes."""
+        num_steps, num_ends, num_unterminated = 0, 0, 0
+        last_episode, was_end, was_terminated = None, True, True
+        for episode, columns in self._source.rows(self.find_columns(*_FLAG_FIELDS), FLAG_ROWS_PER_READ):
+            flags = self.to_fields(columns)
+            no_flags = np.zeros(len(episode), bool)
+            terminated = flags.get("terminated", no_flags)
+            is_end = terminated | flags.get("truncated", no_flags)
             # An episode ends where its number changes or a flag is set; both at one step count as one end.
             changes = np.diff(episode, prepend=episode[0] if last_episode is None else last_episode) != 0
-            follows_end = np.concatenate([[was_end], is_end[:-1]])
-            num_ends += int(is_end.sum()) + int((changes & ~follows_end).sum())
-            num_steps, last_episode, was_end = num_steps + len(episode), episode[-1], bool(is_end[-1])
+            num_ends += int(is_end.sum()) + int((changes & ~np.append(was_end, is_end[:-1])).sum())
+            num_unterminated += int((changes & ~np.append(was_terminated, terminated[:-1])).sum())
+            num_steps, last_episode = num_steps + len(episode), episode[-1]
+            was_end, was_terminated = is_end[-1], terminated[-1]
         if not num_steps:
             raise dataset_error(self._source.name, "at least 1 step", 0)
-        return num_steps, num_ends + (not was_end)
+        return _Counts(num_steps, num_ends + (not was_end), num_unterminated + (not was_terminated))
 
-    def read_blocks(self) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-        """Yield (episodes [K], fields [K, …]) of consecutive rows, about `BLOCK_BYTES` at a time."""
-        next_columns = self._source.next_columns(self.find_columns("obs"))
+    def read_blocks(self, next_columns: Mapping[str, str]) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+        """Yield (episodes [K], fields [K, …]) of consecutive rows, about `BLOCK_BYTES` at a time.
+
+        Args:
+            next_columns: the column of next observations for each column of the observation; empty without them.
+        """
         count = max(2, BLOCK_BYTES // max(1, sum(map(self._row_bytes, self._paths))))
         for episode, values in self._source.rows([*self._paths, *next_columns.values()], count):
             fields = self.to_fields({column: values[column] for column in self._paths})
@@ -278,6 +302,8 @@ class _ColumnPlan:
             raise self._error(column, "texts to encode", f"dtype {dtype}", "Leave it out of encode=.")
         if not is_text and dtype.newbyteorder("=") not in DTYPES_FROM_NUMPY:
             raise self._error(column, "numbers", f"dtype {dtype}", f"Leave it out: {leave_out}.")
+        if path[0] in _FLAG_FIELDS and path[1:]:
+            raise self._error(column, "one flag per step", f"the part {'.'.join(path)!r}", f"Name it {path[0]!r}.")
         if not all(shape) or (path[0] in _FLAG_FIELDS and shape):
             expected = "one flag per step" if path[0] in _FLAG_FIELDS else "numbers in every step"
             raise self._error(column, expected, f"shape {shape}", f"Pass {leave_out}.")
@@ -361,42 +387,39 @@ class EpisodeBlock:
     """Arrays [T, …], or nested dicts of them: the fields of `STEP_FIELDS`, "next_obs" and extra fields."""
     is_last: bool = True
     """Whether the episode ends with this block."""
-    has_final_obs: bool = True
-    """Whether the next observation of the last step is known; an unknown one repeats the last observation."""
 
     def __len__(self) -> int:
         return len(self.steps["terminated"])
 
-    def drop_last_step(self) -> EpisodeBlock:
-        """Return the block without its last step, whose observation becomes final; a truncation moves one step back."""
-        steps = slice_leaves(self.steps, slice(None, -1))
-        truncated = steps["truncated"].copy()
-        truncated[-1:] |= self.steps["truncated"][-1]
-        return replace(self, steps={**steps, "truncated": truncated}, has_final_obs=True)
-
 
 def _split_episodes(
-    name: str, blocks: Iterable[tuple[np.ndarray, dict[str, Any]]], read_final_obs: Callable[[int], Any] | None
+    name: str,
+    blocks: Iterable[tuple[np.ndarray, dict[str, Any]]],
+    read_final_obs: Callable[[int], Any] | None,
+    *,
+    drops_last: bool,
 ) -> Iterator[EpisodeBlock]:
     """Split consecutive rows into blocks of one episode each.
 
-    Without next observations, the next observation of a row is the row after it. Without flags of truncated steps, an
-    episode that does not terminate is truncated at its last step. Without rewards, they are 0.
+    Without next observations, the next observation of a row is the row after it, and an unknown one repeats the last
+    observation. Without flags of truncated steps, an episode that does not terminate is truncated at its last step.
+    Without rewards, they are 0.
 
     Args:
         name: the dataset, for messages.
         blocks: the episodes [K] of rows and their fields [K, …]: "obs", "action", and more if the dataset has them.
         read_final_obs: returns the final observation [1, …] of an episode; None if the file has none.
+        drops_last: whether to drop the last step of each episode that does not terminate; a truncation moves one step
+            back. A block may become empty.
     """
     overlap: tuple[np.ndarray, dict[str, Any]] | None = None
 
     def make_block(start: int, stop: int, *, is_last: bool) -> EpisodeBlock:
         number = int(episode[start])
-        steps, has_final_obs = slice_leaves(fields, slice(start, stop)), True
+        steps = slice_leaves(fields, slice(start, stop))
         if "next_obs" not in steps and not is_last:
             steps["next_obs"] = slice_leaves(fields["obs"], slice(start + 1, stop + 1))
         elif "next_obs" not in steps:
-            has_final_obs = read_final_obs is not None
             final = read_final_obs(number) if read_final_obs else slice_leaves(steps["obs"], slice(-1, None))
             steps["next_obs"] = join_leaves(slice_leaves(steps["obs"], slice(1, None)), final)
         steps.setdefault("reward", np.zeros(stop - start, np.float32))
@@ -404,7 +427,12 @@ def _split_episodes(
         if "truncated" not in steps:
             steps["truncated"] = np.zeros(stop - start, bool)
             steps["truncated"][-1] = is_last and not terminated[-1]
-        return EpisodeBlock(f"{name}, episode {number}", steps, is_last, has_final_obs)
+        if drops_last and is_last and not terminated[-1]:
+            was_truncated = steps["truncated"][-1]
+            steps = slice_leaves(steps, slice(None, -1))
+            steps["truncated"] = steps["truncated"].copy()
+            steps["truncated"][-1:] |= was_truncated
+        return EpisodeBlock(f"{name}, episode {number}", steps, is_last)
 
     for block in blocks:
         episode, fields = block
@@ -436,7 +464,7 @@ def extra_fields(name: str, buffer: Any) -> Mapping[str, Tree]:
     return {field: tree for field, tree in declared_fields(buffer).items() if field not in standard_fields}
 
 
-def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], num_steps: int, final_obs: FinalObs = "repeat") -> Any:
+def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], num_steps: int, num_unknown: int = 0) -> Any:
     """Stream `num_steps` steps into a buffer; return the buffer.
 
     Args:
@@ -444,61 +472,23 @@ def fill(name: str, buffer: Any, blocks: Iterable[EpisodeBlock], num_steps: int,
         buffer: a buffer that `extra_fields` accepts.
         blocks: the steps, with the buffer's extra fields.
         num_steps: the number of steps of all blocks.
-        final_obs: the treatment of the last step of an episode that did not terminate, if the dataset lacks its next
-            observation: "repeat" stores its own observation as the next one, "drop" leaves it out, and None leaves it
-            out and warns.
+        num_unknown: the number of steps left out for lack of a next observation; above 0, a warning is issued.
     """
-    remedy = "Choose what to do with a last step without a next observation."
-    check_choice("final_obs", final_obs, ("drop", "repeat", None), remedy)
-    shortened_episodes: list[str] = []
-    blocks = show_progress(blocks, num_steps, "reading episodes", len)
-    if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
-        blocks = _drop_unknown_next(blocks, shortened_episodes)
     if isinstance(buffer, RolloutBuffer):
         space = buffer.num_steps - buffer.num_stored
-        if num_steps > space and final_obs != "repeat":
-            blocks = _collect_blocks(name, blocks, space)
-        else:
-            _require_space(name, num_steps, space)
+        if num_steps > space:
+            remedy = f"make the rollout with num_steps={num_steps}."
+            raise BufferFullError(_explain_lack_of_space(name, num_steps, space, remedy))
     write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}[type(buffer)]
     num_stored = write(name, buffer, blocks)
-    if shortened_episodes and final_obs is None:
-        got = f"{len(shortened_episodes)} last step{'s' if len(shortened_episodes) > 1 else ''} without"
+    if num_unknown:
+        got = f"{num_unknown} last step{'s' if num_unknown > 1 else ''} without"
         remedy = 'They were left out. Pass final_obs="drop" if that is right, or "repeat" to keep them.'
         warn_user(explain(name, "a next observation for every step", got, remedy))
-    num_steps -= len(shortened_episodes)
     if num_stored < num_steps:
         remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
         warn_user(_explain_lack_of_space(name, num_steps, num_stored, remedy))
     return buffer
-
-
-def _drop_unknown_next(blocks: Iterable[EpisodeBlock], shortened_episodes: list[str]) -> Iterator[EpisodeBlock]:
-    """Drop last steps without a next observation to bootstrap from; collect the names of their episodes."""
-    for block in blocks:
-        if not block.has_final_obs and not block.steps["terminated"][-1]:
-            shortened_episodes.append(block.where)
-            block = block.drop_last_step()  # noqa: PLW2901
-        if len(block):
-            yield block
-
-
-def _collect_blocks(name: str, blocks: Iterable[EpisodeBlock], space: int) -> list[EpisodeBlock]:
-    """Read all blocks into a list; raise if they have more than `space` steps."""
-    fitting_blocks: list[EpisodeBlock] = []
-    num_steps = 0
-    for block in blocks:
-        num_steps += len(block)
-        if num_steps <= space:
-            fitting_blocks.append(block)
-    _require_space(name, num_steps, space)
-    return fitting_blocks
-
-
-def _require_space(name: str, num_steps: int, space: int) -> None:
-    if num_steps > space:
-        remedy = f"make the rollout with num_steps={num_steps}."
-        raise BufferFullError(_explain_lack_of_space(name, num_steps, space, remedy))
 
 
 def _explain_lack_of_space(name: str, num_steps: int, space: int, remedy: str) -> str:

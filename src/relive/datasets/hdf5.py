@@ -20,6 +20,7 @@ from relive.datasets.files import (
     decode_budget,
     episode_arrays,
     import_extra,
+    require_no_parts,
     require_ordered,
     wrap_errors,
     write_atomically,
@@ -333,10 +334,8 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
 
 def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
     for episode in episode_arrays(replay):
-        for name in ("obs", "action", "reward"):
-            if isinstance(episode[name], dict):
-                expected, got = f"one field in {name}", f"the fields {', '.join(episode[name])}"
-                raise dataset_error('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".')
+        fields = ("obs", "action", "reward")
+        require_no_parts('to_hdf5(layout="d4rl")', episode, fields, 'Use layout="robomimic".')
         cut = np.zeros(len(episode["terminated"]), bool)
         cut[-1] = not (episode["terminated"][-1] or episode["truncated"][-1])
         for (name, *parts), rows in iter_leaves((), {**episode, _CUTS_COLUMN: cut}):

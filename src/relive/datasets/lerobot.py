@@ -50,34 +50,6 @@ _BYTES_PER_NUMBER = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE"
 """Memory per number while lists are read, by physical type of the Parquet column."""
 
 
-def _read_batches(where: str, path: Path, names: list[str], count: int, nbytes: int) -> Iterator[Any]:
-    """Yield batches of at most `count` rows of the columns `names`.
-
-    Parquet rows may share values: a short file can have billions of rows, or one row of a billion numbers. Batches are
-    shorter if the rows could be as long as the longest page.
-
-    Args:
-        where: the name of the file, for error messages.
-        path: the file.
-        names: the columns.
-        count: the maximum number of rows per batch.
-        nbytes: the number of bytes of the dataset on the disk, which limits the memory of a batch.
-    """
-    parquet = import_extra("pyarrow.parquet", "lerobot")
-    with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
-        file = parquet.ParquetFile(body)
-        column_names = file.schema_arrow.names
-        missing_columns = [name for name in names if name not in column_names]
-        if missing_columns:
-            raise dataset_error(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
-        max_bytes = 1
-        for column in range(len(file.schema)):
-            if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
-                max_bytes = max(max_bytes, _max_value_bytes(where, file, body, column, nbytes))
-        count = max(1, min(count, decode_budget(nbytes) // 2 // max_bytes))
-        yield from file.iter_batches(count, columns=names, use_threads=False)
-
-
 def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
     """Return the maximum bytes of one value of a column; raise if the pages or lists of the column are too long."""
     column_info, max_bytes = file.schema.column(column), 1
@@ -233,7 +205,10 @@ class _Feature(NamedTuple):
 
 
 def _field_path(column: str) -> FieldPath | None:
-    """Return the field path of a column; None for counters, and for "task", the text of task_index."""
+    """Return the field path of a column by default: ("obs", "images", "top") for "observation.images.top".
+
+    The path is None for the counters and for "task": they become fields only if the caller names them.
+    """
     if column in (*_COUNTER_COLUMNS, "task"):
         return None
     first, *rest = column.split(".")
@@ -338,10 +313,31 @@ class _DatasetSource(RowSource):
 
         return read_row
 
+    def _read_batches(self, file: str, names: list[str], count: int) -> Iterator[Any]:
+        """Yield batches of at most `count` rows of the columns `names` of a parquet file.
+
+        Parquet rows may share values: a short file can have billions of rows, or one row of a billion numbers. Batches
+        are shorter if the rows could be as long as the longest page.
+        """
+        where, parquet = f"{self.name}: {file}", import_extra("pyarrow.parquet", "lerobot")
+        path = resolve_file(self._root, file)
+        with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
+            table = parquet.ParquetFile(body)
+            column_names = table.schema_arrow.names
+            missing_columns = [name for name in names if name not in column_names]
+            if missing_columns:
+                raise dataset_error(where, f"the column {missing_columns[0]!r}", ", ".join(column_names))
+            max_bytes = 1
+            for column in range(len(table.schema)):
+                if any(f"{table.schema.column(column).path}.".startswith(f"{name}.") for name in names):
+                    max_bytes = max(max_bytes, _max_value_bytes(where, table, body, column, self.nbytes))
+            count = max(1, min(count, decode_budget(self.nbytes) // 2 // max_bytes))
+            yield from table.iter_batches(count, columns=names, use_threads=False)
+
     def _read_table(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
         """Yield up to `count` rows of a parquet file at a time, as values by feature name."""
         where = f"{self.name}: {file}"
-        for batch in _read_batches(where, resolve_file(self._root, file), names, count, self.nbytes):
+        for batch in self._read_batches(file, names, count):
             yield {name: self._convert_values(f"{where}: {name}", name, batch.column(name)) for name in names}
 
     def _convert_values(self, where: str, name: str, values: Any) -> Any:
@@ -360,7 +356,7 @@ class _DatasetSource(RowSource):
     def _read_small_table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a small parquet file; raise if they exceed the memory budget of the dataset."""
         where, max_bytes, total_bytes = f"{self.name}: {file}", decode_budget(self.nbytes), 0
-        for batch in _read_batches(where, resolve_file(self._root, file), names, _TABLE_ROWS_PER_READ, self.nbytes):
+        for batch in self._read_batches(file, names, _TABLE_ROWS_PER_READ):
             columns = [batch.column(name).to_pylist() for name in names]
             total_bytes += batch.nbytes + _TABLE_ROW_BYTES * batch.num_rows
             if total_bytes > max_bytes:

@@ -16,11 +16,13 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from relive.checkpoint.progress import show_progress
 from relive.datasets.files import (
     dataset_error,
     episode_arrays,
     import_extra,
     parse_json,
+    require_no_parts,
     require_ordered,
     require_similar_size,
     wrap_errors,
@@ -209,6 +211,7 @@ def from_minari(
         buffer = _make_buffer(source, infos, sampler, device, seed)
     extra = list(extra_fields("from_minari", buffer))
     blocks = (_add_extra(episode, extra) for episode in read_episodes(source, infos))
+    blocks = show_progress(blocks, source.total_steps, "reading episodes", len)
     return fill("from_minari", buffer, blocks, source.total_steps)
 
 
@@ -269,6 +272,11 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     minari = import_extra("minari", "minari", "Minari")
     require_ordered("to_minari", replay)
     trees = declared_fields(replay)
+    require_no_parts("to_minari", trees, ("reward",), "Write the buffer with to_hdf5, to_zarr or to_lerobot.")
+    info = trees.get("info")
+    for name in info if isinstance(info, dict) else ():
+        if name in trees and name not in STEP_FIELDS:
+            raise dataset_error("to_minari", "infos of distinct names", f"{name!r} twice", "Rename one of the fields.")
     default_spaces = {"observation_space": _widest_space(trees["obs"]), "action_space": _widest_space(trees["action"])}
     options = {**({} if "env" in options else default_spaces), "jpeg_encoding": False, **options}
     spaces = [options.get(name) for name in ("observation_space", "action_space")]
@@ -295,7 +303,8 @@ def _to_episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
     """Convert an episode [T] to Minari's EpisodeBuffer."""
     obs = join_leaves(tree["obs"], slice_leaves(tree["next_obs"], slice(-1, None)))
     fields = {name: part for name, part in tree.items() if name not in (*STEP_FIELDS, "next_obs")}
-    infos = {**fields.pop("info", {}), **fields}
+    info = fields.pop("info", {})
+    infos = {**(info if isinstance(info, dict) else {"info": info}), **fields}
     return import_extra("minari.data_collector", "minari").EpisodeBuffer(
         observations=_restore_tuples(spaces[0], obs),
         actions=_restore_tuples(spaces[1], tree["action"]),

@@ -28,33 +28,22 @@ def percent(share: float) -> str:
     return f"{text[:-1]} %"
 
 
+_FACTS = (
+    "kind", "id", "path", "saved", "rows", "capacity", "num_steps", "num_stored", "reset_rows", "num_envs", "episodes",
+    "round", "written", "oldest", "bytes", "device", "autoreset", "next_obs", "sampler",
+)  # fmt: skip
+"""The facts of a source, in the order in which they are shown."""
 _FACT_TITLES = {
-    "kind": "kind",
-    "id": "dataset",
-    "path": "path",
-    "saved": "saved",
-    "rows": "rows",
-    "capacity": "capacity",
-    "num_steps": "maximum steps",
-    "num_stored": "steps",
-    "reset_rows": "rows that only reset",
-    "num_envs": "environments",
-    "episodes": "episodes",
-    "round": "round",
-    "written": "written",
-    "oldest": "oldest",
-    "bytes": "memory",
-    "device": "device",
-    "autoreset": "autoreset",
-    "next_obs": "next_obs",
-    "sampler": "sampler",
-}
+    "id": "dataset", "num_steps": "maximum steps", "num_stored": "steps", "reset_rows": "rows that only reset",
+    "num_envs": "environments", "bytes": "memory",
+}  # fmt: skip
+"""The titles of the facts whose title differs from their name."""
 
 
 def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for each fact about the source."""
     has_several_envs = (source.get("num_envs") or 1) > 1
-    for name, title in _FACT_TITLES.items():
+    for name in _FACTS:
         value = source.get(name)
         if value is None:
             continue
@@ -68,7 +57,7 @@ def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
             )
         else:
             text = f"{value:,}" if isinstance(value, int) else str(value)
-        yield title, text
+        yield _FACT_TITLES.get(name, name), text
 
 
 def size_text(nbytes: float) -> str:
@@ -180,7 +169,7 @@ def type_text(field: dict[str, Any]) -> str:
 _MAX_NAMES = 4
 """Maximum number of names in a warning."""
 _MIN_EPISODES = 5
-"""Minimum number of episodes for warnings about shares of episodes."""
+"""Minimum number of episodes that a percentage in a warning is computed from; with fewer, the warning is left out."""
 
 
 def find_warnings(report: dict[str, Any]) -> Iterator[str]:
