@@ -7,10 +7,12 @@ call writes a step to all tensors; reading `core` hands the written steps back t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from relive.compat.pickling import rejects_other_versions
 from relive.compat.views import is_tree, map_tree, named_leaves
@@ -198,31 +200,25 @@ class StepRows:
         steps = check_nonempty("compute_returns_and_advantages", self._step)
         rewards, values = self.tensors["reward"], self.tensors["value"]
 
-        def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
+        def compute(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
-            advantage_and_return = advantages_and_returns(
-                reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam
-            )
-            num_missing = self.num_steps - steps
-            return [
-                torch.cat([x, x.new_zeros(num_missing, *x.shape[1:])]) if num_missing else x
-                for x in advantage_and_return
-            ]
+            scores = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
+            return [pad(x, (0, 0, 0, self.num_steps - steps)) if steps < self.num_steps else x for x in scores]
 
         if is_tree(rewards):
-            by_agent = {
-                agent: scores(f"last_values.{agent}", last_value[agent], reward, values[agent], ended[agent])
+            scores: Any = {
+                agent: compute(f"last_values.{agent}", last_value[agent], reward, values[agent], ended[agent])
                 for agent, reward in rewards.items()
             }
-            results = [
-                {agent: advantage_and_return[i] for agent, advantage_and_return in by_agent.items()} for i in range(2)
-            ]
         else:
-            results = scores("last_values", last_value, rewards, values, ended)
-        self.scores = dict(zip(SCORES, results, strict=True))
+            scores = compute("last_values", last_value, rewards, values, ended)
+        self.scores = {name: map_tree(itemgetter(i), scores) for i, name in enumerate(SCORES)}
 
     def view(self, field: str) -> Any:
-        """Return the memory of a field, or None; scores are zeros until they are computed or written."""
+        """Return the memory of a field; None for an undeclared field.
+
+        Advantages and returns are zero until they are computed or written.
+        """
         if field not in SCORES:
             return self.tensors.get(field)
         if field not in self.scores:
@@ -231,7 +227,7 @@ class StepRows:
         return self.scores[field]
 
     def flat_view(self, field: str) -> Any:
-        """Return the memory of a field as `[T · N, …]`, ordered by time, then environment; None without the field."""
+        """Return `view(field)` as `[T · N, …]`, ordered by time, then environment."""
         if field not in SCORES:
             return self._flat.get(field)
         return map_tree(torch.Tensor.flatten, self.view(field))
