@@ -21,22 +21,6 @@ from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer
 from relive.compat.agilerl.components.sampler import Sampler
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SegmentTree, SumSegmentTree
 
-NAMES = {
-    "components": ("MultiStepReplayBuffer", "PrioritizedReplayBuffer", "ReplayBuffer"),
-    "components.data": ("MultiAgentTransition", "ReplayDataset", "Transition", "to_tensordict", "to_torch_tensor"),
-    "components.replay_buffer": ("BufferType", "MultiStepReplayBuffer", "PrioritizedReplayBuffer", "ReplayBuffer"),
-    "components.rollout_buffer": ("RolloutBuffer",),
-    "components.sampler": ("Sampler",),
-    "components.segment_tree": ("MinSegmentTree", "SegmentTree", "SumSegmentTree"),
-    "typing": ("BPTTSequenceType",),
-}
-
-
-@pytest.mark.parametrize("module", NAMES)
-def test_every_name_is_in_the_module_that_it_is_in(module: str) -> None:
-    ours = importlib.import_module(f"relive.compat.agilerl.{module}")
-    assert all(hasattr(ours, name) for name in NAMES[module])
-
 
 def make_rows(count: int, start: int = 0) -> TensorDict:
     number = torch.arange(start, start + count).float()

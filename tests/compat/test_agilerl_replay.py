@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import pickle
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,38 +17,6 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.agilerl import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from tests.reference import agilerl as reference
-
-SIGNATURES = {
-    (ReplayBuffer, "__init__"): "(self, max_size, device='cpu', dtype=torch.float32)",
-    (ReplayBuffer, "add"): "(self, data)",
-    (ReplayBuffer, "sample"): "(self, batch_size, return_idx=False, *, beta=0.4)",
-    (ReplayBuffer, "clear"): "(self)",
-    (MultiStepReplayBuffer, "__init__"): "(self, max_size, n_step=3, gamma=0.99, device='cpu', dtype=torch.float32)",
-    (MultiStepReplayBuffer, "sample_from_indices"): "(self, idxs)",
-    (PrioritizedReplayBuffer, "__init__"): "(self, max_size, alpha=0.6, device='cpu', dtype=torch.float32)",
-    (PrioritizedReplayBuffer, "sample"): "(self, batch_size, return_idx=False, *, beta=0.4)",
-    (PrioritizedReplayBuffer, "update_priorities"): "(self, indices, priorities)",
-}
-
-
-def describe_signature(function: Any) -> str:
-    """Return a signature without annotations and without `seed`, which AgileRL lacks."""
-    parts = [part for part in inspect.signature(function).parameters.values() if part.name != "seed"]
-    return str(inspect.Signature([part.replace(annotation=part.empty) for part in parts]))
-
-
-@pytest.mark.parametrize(("kind", "method"), SIGNATURES, ids=str)
-def test_signatures_are_the_librarys(kind: type, method: str) -> None:
-    assert describe_signature(getattr(kind, method)) == SIGNATURES[kind, method]
-
-
-@pytest.mark.skipif(find_spec("agilerl") is None, reason="AgileRL is not installed")
-@pytest.mark.parametrize(("kind", "method"), SIGNATURES, ids=str)
-def test_signatures_are_those_of_the_installed_library(kind: type, method: str) -> None:
-    theirs: Any = pytest.importorskip("agilerl.components.replay_buffer", reason="AgileRL is not installed")
-    assert describe_signature(getattr(kind, method)) == describe_signature(
-        getattr(getattr(theirs, kind.__name__), method)
-    )
 
 
 def make_steps(start: int, count: int, done: Any = False) -> TensorDict:

@@ -1,9 +1,8 @@
-"""rl-buffer's classes as replacements: import paths, copies, writes to attributes, dicts, sequences, shared buffers."""
+"""rl-buffer's classes as replacements: copies, writes to attributes, dicts, sequences, shared buffers."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import multiprocessing
 import pickle
 import threading
@@ -29,24 +28,7 @@ from relive.compat.rl_buffer import (
 from tests.faults.processes import CONTEXT
 
 N = 2
-PATHS = {
-    "replay_buffer": ("ReplayBuffer", "ReplayBatch"),
-    "rollout_buffer": ("RolloutBuffer", "RolloutBatch", "explained_variance"),
-    "prioritized_replay_buffer": ("PrioritizedReplayBuffer", "PrioritizedReplayBatch"),
-    "shared_replay_buffer": ("SharedReplayBuffer", "SharedMemoryComponents", "SharedStates"),
-    "shared_base_buffer": ("SharedBaseBuffer",),
-    "base_buffer": ("BaseBuffer", "ResetStrategy"),
-    "stats_tracker": ("StatsTracker",),
-    "utils.sum_tree": ("SumTree",),
-}
-"""Where rl-buffer's README and code import each name from."""
 COPIES = [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_every_name_is_where_rl_buffer_has_it(path: str) -> None:
-    module = importlib.import_module(f"relive.compat.rl_buffer.{path}")
-    assert [name for name in PATHS[path] if not hasattr(module, name)] == []
 
 
 def make_transition(t: int, obs: Any = None) -> dict[str, Any]:

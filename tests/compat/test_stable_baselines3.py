@@ -910,14 +910,3 @@ class TestModules:
         list(rollout.get(2))
         assert torch.equal(torch.random.get_rng_state(), before)
         np.testing.assert_equal(np.random.get_state(), numbers)  # noqa: NPY002
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "stable_baselines3.md"
-
-
-def test_the_examples_of_the_page_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
-    assert isinstance(names["model"].replay_buffer, ours.PrioritizedReplayBuffer)
