@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import re
 from typing import Any
@@ -552,20 +551,6 @@ def test_a_minibatch_larger_than_all_sequences_is_all_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="larger than the number of sequences; all 2 are one batch"):
         ((padded, _),) = target.get_minibatch_sequences(3)
     assert padded.batch_size == (4,)
-
-
-@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])
-def test_a_copy_has_the_steps_and_goes_on_by_itself(copied: Any) -> None:
-    target = make_recurrent_buffer(3, 2, wrap_at_capacity=True, max_seq_len=2)
-    add_steps(target, np.zeros((4, 2)))
-    target.prepare_sequence_tensors()
-    twin = copied(target)
-    assert (twin.pos, twin.full, twin.num_sequences) == (1, True, target.num_sequences)
-    assert (twin.buffer == target.buffer).all()
-    add_steps(twin, np.zeros((1, 2)), start=4)
-    assert twin.get()["observations"][:, 0].tolist() == [200, 201, 300, 301, 400, 401]
-    assert target.get()["observations"][:, 0].tolist() == [100, 101, 200, 201, 300, 301]
-    assert len(list(twin.get_minibatch_sequences(1))) == target.num_sequences
 
 
 def draws(target: RolloutBuffer) -> list[Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from typing import Any
 
 import numpy as np
@@ -222,48 +220,6 @@ def test_a_subclass_may_keep_its_rows_itself() -> None:
     assert len(memory) == 0
     with pytest.raises(ValueError, match="capacity: expected a positive int, got 0"):
         ReplayBuffer(0).add(make_steps(0, 1))
-
-
-@pytest.mark.parametrize(
-    "kind", [ReplayBuffer, MultiStepReplayBuffer, PrioritizedReplayBuffer], ids=lambda kind: kind.__name__
-)
-def test_a_seed_repeats_draws_and_no_global_generator_is_touched(kind: Any) -> None:
-    before = torch.get_rng_state()
-    drawn = []
-    for seed in (1, 1, 2):
-        memory = kind(100, seed=seed)
-        for t in range(5):
-            memory.add(make_steps(20 * t, 20))
-        drawn.append([memory.sample(16)["obs"][:, 0].tolist() for _ in range(3)])
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])
-@pytest.mark.parametrize(("kind", "rows"), [
-    (ReplayBuffer, 0), (ReplayBuffer, 3), (ReplayBuffer, 25), (MultiStepReplayBuffer, 1), (MultiStepReplayBuffer, 25),
-    (PrioritizedReplayBuffer, 3), (PrioritizedReplayBuffer, 25),
-])  # fmt: skip
-def test_a_copy_goes_on_with_the_same_rows_and_the_same_draws(kind: Any, rows: int, copied: Any) -> None:
-    memory = kind(10)
-    for t in range(rows):
-        memory.add(make_steps(t, 1))
-    if kind is PrioritizedReplayBuffer:
-        index = memory.sample(20)["idxs"]
-        memory.update_priorities(index, index[:, 0] % 5 + 0.5)
-    twin = copied(memory)
-    for t in range(rows, rows + 3):
-        for each in (memory, twin):
-            each.add(make_steps(t, 1))
-    attributes = ("size", "counter", "_cursor", "initialized", "device", "dtype", "max_size")
-    assert [getattr(twin, name) for name in attributes] == [getattr(memory, name) for name in attributes]
-    assert (twin.storage == memory.storage).all()
-    for _ in range(5):
-        one, other = (each.sample(7, return_idx=True) for each in (memory, twin))
-        assert (one == other).all()
-    size = len(memory)
-    twin.clear()
-    assert (len(memory), len(twin)) == (size, 0)
 
 
 def make_walk(done: torch.Tensor) -> list[TensorDict]:

@@ -85,16 +85,6 @@ class TestOlderBuffer:
         with pytest.raises(rl.SchemaError, match="reward: expected shape"):
             buffer.rewards = torch.zeros(T)
 
-    @pytest.mark.parametrize("copied", COPIES)
-    def test_a_copy_goes_on_alike(self, copied: Any) -> None:
-        buffer = make_step_buffer(3)
-        buffer.set_extras({"advantages": torch.ones(T, N)})
-        other = copied(buffer)
-        for one, two in zip(buffer.iterate_minibatches(4), other.iterate_minibatches(4), strict=True):
-            assert all(torch.equal(one[name], two[name]) for name in one)
-        add(other, 3)
-        assert (other.step, buffer.step) == (4, 3)
-
     def test_one_environment_needs_no_axis(self) -> None:
         buffer = OlderBuffer(2, 1, 2, 1, "cpu")
         buffer.add(torch.ones(2), torch.ones(1), 1.0, 0.0, torch.ones(1, 1), torch.zeros(()))
@@ -146,14 +136,6 @@ class TestSharedRollout:
         assert sorted(x for batch in iterate_minibatches(only_obs, 4, "cpu") for x in batch["obs"].tolist()) == [
             *range(6)
         ]
-
-    def test_a_seeded_experiment_repeats(self) -> None:
-        flat = transition_view(written()[1], flatten=True)
-        flat["row"] = torch.arange(len(flat))
-        before = torch.get_rng_state()
-        orders = [next(iterate_minibatches(flat, 12, "cpu"))["row"].tolist() for _ in range(2)]
-        assert orders[0] != orders[1]
-        assert torch.equal(before, torch.get_rng_state())
 
 
 class Line:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import pickle
 from collections import deque
 from typing import Any
 
@@ -350,17 +349,6 @@ class TestReplay:
         assert told[0]["dones"].tolist() == [False] * 3
         assert (told[0]["infos"], told[0]["done_reasons"]) == ({}, ["x"])
 
-    def test_a_seed_repeats_draws_and_no_global_generator_is_touched(self) -> None:
-        before = torch.get_rng_state()
-        orders = []
-        for seed in (1, 1, 2):
-            buffer = make_replay(seed=seed)
-            for t in range(T):
-                buffer.add(**make_transition(t))
-            orders.append(buffer.get(T * N).rewards.tolist())
-        assert orders[0] == orders[1] != orders[2]
-        assert torch.equal(torch.get_rng_state(), before)
-
     def test_batches_come_to_the_device_and_data_stays_on_its_own(self) -> None:
         buffer = make_replay(device=torch.device("meta"), store_device=torch.device("cpu"))
         buffer.add(**make_transition(0))
@@ -667,21 +655,6 @@ class TestSharing:
     def make(self, **options: Any) -> rl_buffer.SharedReplayBuffer:
         options = {"is_main_process": True, "seed": 0, **options}
         return rl_buffer.SharedReplayBuffer(3, 2, (1,), (), rl_buffer.StatsTracker(2), **options)
-
-    def test_a_worker_adds_where_the_main_process_draws(self) -> None:
-        main = self.make()
-        components, states = pickle.loads(pickle.dumps(main.get_shared_components()))
-        worker = self.make(is_main_process=False, shared_memory_components=components, shared_states=states)
-        for t in range(4):
-            obs = torch.tensor([[10.0 * t], [10.0 * t + 1]])
-            flags = torch.zeros(2, dtype=torch.bool)
-            worker.add(obs, torch.zeros(2), torch.full((2,), float(t)), flags, obs + 10, flags)
-        assert len(main) == len(worker) == 3
-        assert main.full()
-        batch = main.get(6)
-        assert set(batch.rewards.tolist()) <= {1.0, 2.0, 3.0}
-        assert torch.equal(batch.next_observations, batch.observations + 10)
-        assert torch.equal(batch.observations[:, 0] // 10, batch.rewards)
 
     def test_the_main_process_is_given_nothing_and_a_worker_something(self) -> None:
         components, states = self.make().get_shared_components()

@@ -194,39 +194,6 @@ class TestSequences:
         assert first.returns.shape == first.masks.shape == (2, 3)
 
 
-class TestCopies:
-    @pytest.mark.parametrize("copied", COPIES)
-    @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
-    def test_a_copy_of_a_replay_goes_on_alike(self, kind: Any, copied: Any) -> None:
-        buffer = kind(4, N, (3,), (1,), StatsTracker(N), seed=0)
-        for t in range(6):
-            buffer.add(**make_transition(t))
-        if kind is PrioritizedReplayBuffer:
-            buffer.update_priorities(buffer.get(4).indices, torch.arange(4.0))
-        other = copied(buffer)
-        for one in (buffer, other):
-            one.add(**make_transition(6))
-        assert (len(other), other.full, other._pos) == (len(buffer), buffer.full, buffer._pos)
-        assert torch.equal(other._rewards, buffer._rewards)
-        for _ in range(3):
-            assert torch.equal(other.get(8).rewards, buffer.get(8).rewards)
-        assert list(other.stats_tracker.ep_info_buffer) == list(buffer.stats_tracker.ep_info_buffer)
-        other._rewards.zero_()
-        assert not other.get(8).rewards.any()
-        assert buffer._rewards.any()
-
-    @pytest.mark.parametrize("copied", COPIES)
-    def test_a_copy_of_a_rollout_goes_on_alike(self, copied: Any) -> None:
-        buffer = make_rollout(3)
-        buffer.compute_returns_and_advantages(torch.ones(N), torch.zeros(N))
-        other = copied(buffer)
-        for one, two in zip(buffer.get(4), other.get(4), strict=True):
-            assert torch.equal(one.observations, two.observations)
-            assert torch.equal(one.advantages, two.advantages)
-        other.add(**make_step(3))
-        assert (len(other), len(buffer)) == (4, 3)
-
-
 class Counting(BaseBuffer):
     """A user's buffer that inherits rl-buffer's base class."""
 

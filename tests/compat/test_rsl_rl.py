@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -359,20 +357,6 @@ def test_generators_refuse_the_other_training_type_and_too_many_minibatches(read
 def test_an_empty_storage_has_no_trajectories() -> None:
     with pytest.raises((NotReadyError, SchemaError)):
         next(storage(steps=0).recurrent_mini_batch_generator(1))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
-@pytest.mark.parametrize("kind", ["rl", "distillation"])
-def test_a_copy_of_a_storage_is_independent(kind: str, copied: Callable[[Any], Any]) -> None:
-    part = storage(kind, steps=2, state=True)
-    twin = copied(part)
-    assert (twin.core.columns == part.core.columns).all()
-    twin.add_transition(transition(2, state=True))
-    twin.rewards[0] = -1
-    assert (part.step, twin.step) == (2, 3)
-    assert part.rewards[0].eq(0).all()
-    assert twin.core["reward"][0].eq(-1).all()
-    twin.core.check()
 
 
 def test_a_storage_filled_in_inference_mode_is_trained_on_outside_it() -> None:

@@ -897,16 +897,3 @@ class TestModules:
             ]
             assert names
             assert all(hasattr(mine, name) for name in names)
-
-    def test_buffers_do_not_advance_global_generators(self) -> None:
-        before, numbers = torch.random.get_rng_state(), np.random.get_state()  # noqa: NPY002 (that it stays is the test)
-        mine = ours.ReplayBuffer(20, VECTOR, ACTIONS["box"], device="cpu", n_envs=2)
-        rollout = ours.RolloutBuffer(5, VECTOR, ACTIONS["box"], device="cpu")
-        for step in make_steps(VECTOR, ACTIONS["box"], 2, 5):
-            mine.add(*step)
-        mine.sample(4)
-        mine._get_samples(np.arange(3))
-        rollout.full = True
-        list(rollout.get(2))
-        assert torch.equal(torch.random.get_rng_state(), before)
-        np.testing.assert_equal(np.random.get_state(), numbers)  # noqa: NPY002

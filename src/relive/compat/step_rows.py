@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from relive.checkpoint.state_dict import pack, unpack
 from relive.compat.pickling import rejects_other_versions
 from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
@@ -235,25 +236,39 @@ class StepRows:
     def copy_to(self, make_core: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
         """Copy the steps into the memory of a new core, which may have further fields."""
         rows = StepRows(make_core, self._fields if fields is None else fields, self._names, self._remedy)
-        rows._fill(self.tensors, self._step, self._staged_leaves, self.scores)
+        rows._fill(_list_leaves(self.tensors), _list_leaves(self.scores), self._step, self._staged_leaves)
         return rows
 
-    def _fill(self, tensors: Mapping[str, Any], step: int, staged: Iterable[int], scores: Mapping[str, Any]) -> None:
-        for name, tensor in tensors.items():
-            map_tree(torch.Tensor.copy_, self.tensors[name], tensor)
+    def _fill(
+        self, leaves: Mapping[str, torch.Tensor], scores: Mapping[str, torch.Tensor], step: int, staged: Iterable[int]
+    ) -> None:
         self.step, self._staged_leaves = step, set(staged)
-        self.scores = {name: map_tree(lambda x: x.to(self._core.device), score) for name, score in scores.items()}
+        for name in scores:
+            self.view(name.partition(".")[0])
+        for target, source in ((self.tensors, leaves), (self.scores, scores)):
+            memory = _list_leaves(target)
+            for name, leaf in source.items():
+                memory[name].copy_(leaf)
 
     def __reduce__(self) -> Any:
         settings = self.make_core, self._fields, self._names, self._remedy
-        return _unpickle, (settings, self.tensors, self._step, self._staged_leaves, self.scores)
+        # Tensors are packed as numpy arrays, because torch would move their storage while a process is spawned.
+        parts = (
+            pack({name: x.cpu() for name, x in _list_leaves(tree).items()}) for tree in (self.tensors, self.scores)
+        )
+        return _unpickle, (settings, *parts, self._step, self._staged_leaves)
 
 
 @rejects_other_versions
-def _unpickle(settings: tuple[Any, ...], *content: Any) -> StepRows:
+def _unpickle(settings: tuple[Any, ...], leaves: Any, scores: Any, *content: Any) -> StepRows:
     rows = StepRows(*settings)
-    rows._fill(*content)
+    rows._fill(unpack(leaves), unpack(scores), *content)
     return rows
+
+
+def _list_leaves(trees: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of fields by their dotted names."""
+    return {path: leaf for name, tree in trees.items() for path, leaf in named_leaves(name, tree)}
 
 
 def advantages_and_returns(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -243,19 +241,6 @@ class TestRollout:
         buffer.add(np.ones((1, 1, 2)), None, [0], [1], [1], [0.0], 0)
         assert buffer.observations.eq(1).all()
         assert buffer.rewards.flatten().tolist() == [1, 1, 1]
-
-    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-    def test_copies_hold_the_same_and_draw_the_same(self, copied: Any) -> None:
-        buffer = make_rollout(filled=3)
-        buffer.compute_returns_and_advantages(torch.ones(N))
-        other = copied(buffer)
-        assert (other.step, other.action_shape) == (3, (2,))
-        for one, two in zip(buffer.get_minibatch(20), other.get_minibatch(20), strict=True):
-            assert one is two is None or torch.equal(one, two)
-        other.add(**make_step(9))
-        other.rewards.zero_()
-        assert (buffer.step, buffer.rewards[2, 0]) == (3, 20)
-        assert torch.equal(other.core["obs"][:, 0, 0], torch.tensor([0.0, 1, 2, 9]))
 
     def test_nested_observations_are_tensordicts_with_dtypes_of_their_own(self) -> None:
         spec = {"camera": apexrl.TensorLeafSpec((4, 4), torch.uint8), "body": {"pose": (3,)}}
