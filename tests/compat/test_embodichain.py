@@ -376,7 +376,6 @@ class TestSteps:
         assert "old" not in batch
         assert batch["advantages"].tolist() == [3.0] * 5
         buffer.set_extras(None)
-        assert buffer._extras == {}
         assert "advantages" not in next(buffer.iterate_minibatches(5))
 
     def test_a_partly_filled_buffer_gives_only_what_was_stored(self) -> None:
