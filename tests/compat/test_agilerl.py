@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import pickle
 import re
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +16,6 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat import agilerl
 from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer
 from tests.reference import agilerl as reference
 from tests.reference import estimators
@@ -53,43 +48,6 @@ def add_steps(target: RolloutBuffer, dones: Any, start: int = 0) -> None:
             env / 5,
             hidden_state=hidden if target.recurrent else None,
         )
-
-
-DOCUMENTED = {
-    "__init__": "(self, capacity, observation_space, action_space, num_envs=1, device='cpu', gae_lambda=0.95, "
-    "gamma=0.99, recurrent=False, hidden_state_architecture=None, use_gae=True, wrap_at_capacity=False, "
-    "max_seq_len=None, bptt_sequence_type='chunked')",
-    "add": "(self, obs, action, reward, done, value, log_prob, next_obs=None, hidden_state=None, "
-    "next_hidden_state=None, episode_start=None, action_mask=None)",
-    "compute_returns_and_advantages": "(self, last_value, last_done)",
-    "get": "(self, batch_size=None)",
-    "get_minibatch_sequences": "(self, batch_size)",
-    "get_tensor_batch": "(self, batch_size=None, device=None)",
-    "prepare_sequence_tensors": "(self, device=None)",
-    "reset": "(self)",
-    "size": "(self)",
-}
-
-
-def describe_signature(function: Any) -> str:
-    """Return a signature without annotations and without `seed`, which AgileRL lacks; enumerations are their values."""
-    parts = [part for part in inspect.signature(function).parameters.values() if part.name != "seed"]
-    plain = [p.replace(annotation=p.empty, default=getattr(p.default, "value", p.default)) for p in parts]
-    return str(inspect.Signature(plain))
-
-
-@pytest.mark.parametrize("method", DOCUMENTED)
-def test_signatures_are_the_documented_ones(method: str) -> None:
-    assert describe_signature(getattr(RolloutBuffer, method)) == DOCUMENTED[method]
-
-
-@pytest.mark.skipif(find_spec("agilerl") is None, reason="AgileRL is not installed")
-@pytest.mark.parametrize("method", DOCUMENTED)
-def test_signatures_are_those_of_the_library(method: str) -> None:
-    theirs: Any = pytest.importorskip("agilerl.components.rollout_buffer", reason="AgileRL is not installed")
-    assert describe_signature(getattr(RolloutBuffer, method)) == describe_signature(
-        getattr(theirs.RolloutBuffer, method)
-    )
 
 
 def test_sequence_types_have_the_documented_names_and_the_librarys() -> None:
@@ -595,20 +553,6 @@ def test_a_minibatch_larger_than_all_sequences_is_all_with_a_warning() -> None:
     assert padded.batch_size == (4,)
 
 
-@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])
-def test_a_copy_has_the_steps_and_goes_on_by_itself(copied: Any) -> None:
-    target = make_recurrent_buffer(3, 2, wrap_at_capacity=True, max_seq_len=2)
-    add_steps(target, np.zeros((4, 2)))
-    target.prepare_sequence_tensors()
-    twin = copied(target)
-    assert (twin.pos, twin.full, twin.num_sequences) == (1, True, target.num_sequences)
-    assert (twin.buffer == target.buffer).all()
-    add_steps(twin, np.zeros((1, 2)), start=4)
-    assert twin.get()["observations"][:, 0].tolist() == [200, 201, 300, 301, 400, 401]
-    assert target.get()["observations"][:, 0].tolist() == [100, 101, 200, 201, 300, 301]
-    assert len(list(twin.get_minibatch_sequences(1))) == target.num_sequences
-
-
 def draws(target: RolloutBuffer) -> list[Any]:
     flat = [target.get(9)["values"].tolist(), target.get_tensor_batch(9)["values"].tolist()]
     return flat + [unpadded["values"].tolist() for _, unpadded in target.get_minibatch_sequences(3)]
@@ -671,22 +615,6 @@ def test_a_state_without_its_memory_starts_empty_with_a_warning() -> None:
     spaces_missing = "observation or action space is missing"
     with pytest.warns(UserWarning, match=spaces_missing), pytest.warns(UserWarning, match="no TensorDict of steps"):
         RolloutBuffer.__new__(RolloutBuffer).__setstate__(state)
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "agilerl.md"
-
-
-def test_the_page_about_migrating_runs_as_printed() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    for block in blocks:
-        # Blocks with imports of AgileRL show the code before the migration.
-        if "from agilerl" not in block:
-            exec(compile(block, str(PAGE), "exec"), names)
-    assert len(blocks) >= 4
-    assert names["buffer"].full
-    assert names["memory"].is_full
-    assert all(name in PAGE.read_text() for name in agilerl.__all__)
 
 
 def test_a_lone_number_of_one_environment_fills_an_observation_with_a_warning() -> None:

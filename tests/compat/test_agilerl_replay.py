@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import math
-import pickle
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,38 +15,6 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.agilerl import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from tests.reference import agilerl as reference
-
-SIGNATURES = {
-    (ReplayBuffer, "__init__"): "(self, max_size, device='cpu', dtype=torch.float32)",
-    (ReplayBuffer, "add"): "(self, data)",
-    (ReplayBuffer, "sample"): "(self, batch_size, return_idx=False, *, beta=0.4)",
-    (ReplayBuffer, "clear"): "(self)",
-    (MultiStepReplayBuffer, "__init__"): "(self, max_size, n_step=3, gamma=0.99, device='cpu', dtype=torch.float32)",
-    (MultiStepReplayBuffer, "sample_from_indices"): "(self, idxs)",
-    (PrioritizedReplayBuffer, "__init__"): "(self, max_size, alpha=0.6, device='cpu', dtype=torch.float32)",
-    (PrioritizedReplayBuffer, "sample"): "(self, batch_size, return_idx=False, *, beta=0.4)",
-    (PrioritizedReplayBuffer, "update_priorities"): "(self, indices, priorities)",
-}
-
-
-def describe_signature(function: Any) -> str:
-    """Return a signature without annotations and without `seed`, which AgileRL lacks."""
-    parts = [part for part in inspect.signature(function).parameters.values() if part.name != "seed"]
-    return str(inspect.Signature([part.replace(annotation=part.empty) for part in parts]))
-
-
-@pytest.mark.parametrize(("kind", "method"), SIGNATURES, ids=str)
-def test_signatures_are_the_librarys(kind: type, method: str) -> None:
-    assert describe_signature(getattr(kind, method)) == SIGNATURES[kind, method]
-
-
-@pytest.mark.skipif(find_spec("agilerl") is None, reason="AgileRL is not installed")
-@pytest.mark.parametrize(("kind", "method"), SIGNATURES, ids=str)
-def test_signatures_are_those_of_the_installed_library(kind: type, method: str) -> None:
-    theirs: Any = pytest.importorskip("agilerl.components.replay_buffer", reason="AgileRL is not installed")
-    assert describe_signature(getattr(kind, method)) == describe_signature(
-        getattr(getattr(theirs, kind.__name__), method)
-    )
 
 
 def make_steps(start: int, count: int, done: Any = False) -> TensorDict:
@@ -256,48 +220,6 @@ def test_a_subclass_may_keep_its_rows_itself() -> None:
     assert len(memory) == 0
     with pytest.raises(ValueError, match="capacity: expected a positive int, got 0"):
         ReplayBuffer(0).add(make_steps(0, 1))
-
-
-@pytest.mark.parametrize(
-    "kind", [ReplayBuffer, MultiStepReplayBuffer, PrioritizedReplayBuffer], ids=lambda kind: kind.__name__
-)
-def test_a_seed_repeats_draws_and_no_global_generator_is_touched(kind: Any) -> None:
-    before = torch.get_rng_state()
-    drawn = []
-    for seed in (1, 1, 2):
-        memory = kind(100, seed=seed)
-        for t in range(5):
-            memory.add(make_steps(20 * t, 20))
-        drawn.append([memory.sample(16)["obs"][:, 0].tolist() for _ in range(3)])
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])
-@pytest.mark.parametrize(("kind", "rows"), [
-    (ReplayBuffer, 0), (ReplayBuffer, 3), (ReplayBuffer, 25), (MultiStepReplayBuffer, 1), (MultiStepReplayBuffer, 25),
-    (PrioritizedReplayBuffer, 3), (PrioritizedReplayBuffer, 25),
-])  # fmt: skip
-def test_a_copy_goes_on_with_the_same_rows_and_the_same_draws(kind: Any, rows: int, copied: Any) -> None:
-    memory = kind(10)
-    for t in range(rows):
-        memory.add(make_steps(t, 1))
-    if kind is PrioritizedReplayBuffer:
-        index = memory.sample(20)["idxs"]
-        memory.update_priorities(index, index[:, 0] % 5 + 0.5)
-    twin = copied(memory)
-    for t in range(rows, rows + 3):
-        for each in (memory, twin):
-            each.add(make_steps(t, 1))
-    attributes = ("size", "counter", "_cursor", "initialized", "device", "dtype", "max_size")
-    assert [getattr(twin, name) for name in attributes] == [getattr(memory, name) for name in attributes]
-    assert (twin.storage == memory.storage).all()
-    for _ in range(5):
-        one, other = (each.sample(7, return_idx=True) for each in (memory, twin))
-        assert (one == other).all()
-    size = len(memory)
-    twin.clear()
-    assert (len(memory), len(twin)) == (size, 0)
 
 
 def make_walk(done: torch.Tensor) -> list[TensorDict]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import pickle
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from relive.compat.rl_buffer import (
     SumTree,
     explained_variance,
 )
-from tests.compat.documents import blocks, guide
+from tests.compat.documents import blocks
 from tests.reference import estimators as reference
 from tests.reference.priority import SlowTree
 
@@ -108,58 +106,6 @@ class TestReadme:
         else:
             assert "Epoch 4: Trained on 16 mini-batches." in printed
             assert "No complete episodes" in printed
-
-    def test_the_examples_of_the_guide_run(self, capsys: pytest.CaptureFixture[str]) -> None:
-        names: dict[str, Any] = {}
-        for block in guide("rl_buffer"):
-            exec(block, names)
-        assert capsys.readouterr().out.startswith("100 ")
-        assert len(names["batch"].returns) == 32
-
-    STATS = "num_envs, category='Rollout', max_ep_info_buffer=100, extra_metrics_keys=None, done_reason_keys=None"
-    BUFFER = "buffer_size, num_envs, obs_shape, action_shape, stats_tracker"
-    DTYPES = "obs_dtype=torch.float32, action_dtype=torch.float32"
-    DEVICES = "device=device(type='cpu'), store_device=None"
-
-    @pytest.mark.parametrize(
-        ("function", "documented"),
-        [
-            (StatsTracker, STATS),
-            (StatsTracker.update, "self, dones, rewards, infos=None, done_reasons=None"),
-            (ReplayBuffer, f"{BUFFER}, {DTYPES}, {DEVICES}, reset_strategy=<ResetStrategy.RECURRENT: 'recurrent'>"),
-            (ReplayBuffer.add, "self, obs, action, reward, done, next_obs, truncated, infos=None, done_reasons=None"),
-            (ReplayBuffer.get, "self, batch_size"),
-            (ReplayBuffer.reset, "self, reset_stats=False"),
-            (
-                PrioritizedReplayBuffer,
-                f"{BUFFER}, alpha=0.6, beta=0.4, epsilon=1e-06, {DTYPES}, {DEVICES}, "
-                "reset_strategy=<ResetStrategy.RECURRENT: 'recurrent'>",
-            ),
-            (PrioritizedReplayBuffer.get, "self, batch_size, beta=None"),
-            (PrioritizedReplayBuffer.update_priorities, "self, indices, td_errors"),
-            (
-                RolloutBuffer,
-                f"{BUFFER}, {DTYPES}, gamma=0.99, gae_lambda=0.95, {DEVICES}, "
-                "reset_strategy=<ResetStrategy.ERROR: 'error'>",
-            ),
-            (RolloutBuffer.add, "self, obs, action, reward, done, value, log_prob, infos=None, done_reasons=None"),
-            (RolloutBuffer.compute_returns_and_advantages, "self, last_values, last_dones"),
-            (RolloutBuffer.get, "self, batch_size, shuffle=True"),
-            (SumTree, "capacity"),
-            (SumTree.get, "self, s"),
-            (SumTree.update, "self, idx, priority"),
-            (explained_variance, "y_pred, y_true"),
-        ],
-    )
-    def test_signatures_are_as_documented_and_what_is_new_is_given_by_name(
-        self, function: Callable[..., Any], documented: str
-    ) -> None:
-        parameters = list(inspect.signature(function).parameters.values())
-        ours = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-        assert ours <= {"seed", "truncated_ends"}
-        parameters = [p for p in parameters if p.name not in ours]
-        shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
-        assert ", ".join(shown) == documented
 
 
 class TestStatsTracker:
@@ -402,17 +348,6 @@ class TestReplay:
         assert told[0]["rewards"].tolist() == [100.0, 101.0, 102.0]
         assert told[0]["dones"].tolist() == [False] * 3
         assert (told[0]["infos"], told[0]["done_reasons"]) == ({}, ["x"])
-
-    def test_a_seed_repeats_draws_and_no_global_generator_is_touched(self) -> None:
-        before = torch.get_rng_state()
-        orders = []
-        for seed in (1, 1, 2):
-            buffer = make_replay(seed=seed)
-            for t in range(T):
-                buffer.add(**make_transition(t))
-            orders.append(buffer.get(T * N).rewards.tolist())
-        assert orders[0] == orders[1] != orders[2]
-        assert torch.equal(torch.get_rng_state(), before)
 
     def test_batches_come_to_the_device_and_data_stays_on_its_own(self) -> None:
         buffer = make_replay(device=torch.device("meta"), store_device=torch.device("cpu"))
@@ -720,21 +655,6 @@ class TestSharing:
     def make(self, **options: Any) -> rl_buffer.SharedReplayBuffer:
         options = {"is_main_process": True, "seed": 0, **options}
         return rl_buffer.SharedReplayBuffer(3, 2, (1,), (), rl_buffer.StatsTracker(2), **options)
-
-    def test_a_worker_adds_where_the_main_process_draws(self) -> None:
-        main = self.make()
-        components, states = pickle.loads(pickle.dumps(main.get_shared_components()))
-        worker = self.make(is_main_process=False, shared_memory_components=components, shared_states=states)
-        for t in range(4):
-            obs = torch.tensor([[10.0 * t], [10.0 * t + 1]])
-            flags = torch.zeros(2, dtype=torch.bool)
-            worker.add(obs, torch.zeros(2), torch.full((2,), float(t)), flags, obs + 10, flags)
-        assert len(main) == len(worker) == 3
-        assert main.full()
-        batch = main.get(6)
-        assert set(batch.rewards.tolist()) <= {1.0, 2.0, 3.0}
-        assert torch.equal(batch.next_observations, batch.observations + 10)
-        assert torch.equal(batch.observations[:, 0] // 10, batch.rewards)
 
     def test_the_main_process_is_given_nothing_and_a_worker_something(self) -> None:
         components, states = self.make().get_shared_components()

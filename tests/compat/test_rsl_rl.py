@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -104,13 +102,6 @@ def test_assigning_an_attribute_writes_the_memory(name: str) -> None:
         setattr(full, name, torch.ones(1))
 
 
-def test_rewards_can_be_changed_in_place() -> None:
-    full = storage()
-    full.rewards += 1
-    full.rewards[0, 0] *= 5
-    assert full.core["reward"][:, 0, 0].tolist() == [5, 101, 201, 301]
-
-
 def test_nested_attributes_are_assigned_part_by_part() -> None:
     full = storage(state=True)
     full.observations = TensorDict({"policy": torch.ones(T, N, 2), "critic": torch.zeros(T, N, 1)}, [T, N])
@@ -136,25 +127,6 @@ def test_an_attribute_of_the_other_training_type_is_missing() -> None:
     assert not hasattr(storage("distillation"), "values")
     with pytest.raises(AttributeError, match="does not have it"):
         _ = storage("distillation").returns
-
-
-def test_a_minibatch_has_the_fields_of_the_same_transitions() -> None:
-    full = storage()
-    full.returns, full.advantages = full.values + 1, full.values + 2
-    seen = []
-    for batch in full.mini_batch_generator(2, 1):
-        step, env = batch.actions[:, 0], batch.observations["policy"][:, 0] - 10 * batch.actions[:, 0]
-        assert batch.observations.batch_size == (6,)
-        assert batch.observations.device == torch.device("cpu")
-        assert torch.equal(batch.values[:, 0], 10 * step)
-        assert torch.equal(batch.returns, batch.values + 1)
-        assert torch.equal(batch.advantages, batch.values + 2)
-        assert torch.equal(batch.old_actions_log_prob[:, 0], -step)
-        assert torch.equal(batch.old_distribution_params[0], batch.actions + 0.5)
-        assert batch.hidden_states == (None, None)
-        assert batch.masks is None
-        seen += zip(step.tolist(), env.tolist(), strict=True)
-    assert sorted(seen) == [(step, env) for step in range(T) for env in range(N)]
 
 
 def test_rows_left_out_of_one_epoch_appear_in_another() -> None:
@@ -221,13 +193,6 @@ def test_recurrent_minibatches_are_whole_environments_cut_at_their_ends() -> Non
     assert second.old_distribution_params[0].shape == (T, 1, 2)
 
 
-def test_environments_beyond_the_last_recurrent_minibatch_are_left_out_as_in_rsl_rl() -> None:
-    full = storage(state=True)
-    (batch,) = list(full.recurrent_mini_batch_generator(2, 1))[:1]
-    assert len(list(full.recurrent_mini_batch_generator(2, 3))) == 6
-    assert trajectories(full, batch) == [[0, 10, 20, 30]]
-
-
 def test_a_hidden_state_that_appears_late_is_zero_in_earlier_steps() -> None:
     """rsl_rl's networks have no state before their first step."""
     full: Any = RolloutStorage("rl", N, T, make_obs(0), [2])
@@ -238,15 +203,6 @@ def test_a_hidden_state_that_appears_late_is_zero_in_earlier_steps() -> None:
     assert full.actions[:, 0, 0].tolist() == [0, 1, 2, 3]
     (batch,) = full.recurrent_mini_batch_generator(1, 1)
     assert batch.hidden_states[1].eq(0).all()
-
-
-def test_distillation_yields_the_steps_in_order() -> None:
-    taught = storage("distillation")
-    batches = list(taught.generator())
-    assert [batch.privileged_actions[1, 1].item() for batch in batches] == [7, 8, 9, 10]
-    assert [batch.observations["policy"][2, 0].item() for batch in batches] == [2, 12, 22, 32]
-    assert batches[0].dones.shape == (N, 1)
-    assert batches[0].actions is None
 
 
 def test_step_can_be_set_after_rows_were_written_directly() -> None:
@@ -319,13 +275,6 @@ def test_columns_and_floats_are_accepted_as_in_rsl_rl() -> None:
     assert (lenient.core.columns == full.core.columns).all()
 
 
-def test_the_core_is_empty_after_clear() -> None:
-    full = storage()
-    assert len(full.core) == T * N
-    full.clear()
-    assert len(full.core) == 0
-
-
 def test_a_tensor_with_a_gradient_is_stored_without_it() -> None:
     part = storage(steps=1)
     step = transition(1)
@@ -359,20 +308,6 @@ def test_generators_refuse_the_other_training_type_and_too_many_minibatches(read
 def test_an_empty_storage_has_no_trajectories() -> None:
     with pytest.raises((NotReadyError, SchemaError)):
         next(storage(steps=0).recurrent_mini_batch_generator(1))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
-@pytest.mark.parametrize("kind", ["rl", "distillation"])
-def test_a_copy_of_a_storage_is_independent(kind: str, copied: Callable[[Any], Any]) -> None:
-    part = storage(kind, steps=2, state=True)
-    twin = copied(part)
-    assert (twin.core.columns == part.core.columns).all()
-    twin.add_transition(transition(2, state=True))
-    twin.rewards[0] = -1
-    assert (part.step, twin.step) == (2, 3)
-    assert part.rewards[0].eq(0).all()
-    assert twin.core["reward"][0].eq(-1).all()
-    twin.core.check()
 
 
 def test_a_storage_filled_in_inference_mode_is_trained_on_outside_it() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +16,8 @@ from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage
 theirs: Any = pytest.importorskip("rsl_rl.runners", reason='rsl_rl is not installed: pip install ".[rsl_rl]"')
 
 from rsl_rl.storage import RolloutStorage as Original  # noqa: E402
-from rsl_rl.utils import resolve_callable  # noqa: E402
 
 from relive.compat.rsl_rl import algorithms, runners  # noqa: E402
-from tests.compat.documents import guide  # noqa: E402
 from tests.compat.rsl_rl_world import Pucks, distillation_settings, make_recurrent, ppo_settings  # noqa: E402
 from tests.tiers import select  # noqa: E402
 
@@ -256,21 +252,3 @@ def test_the_attributes_are_those_of_the_original(training: str) -> None:
         for a, b in zip(list_tensors(mine), list_tensors(value), strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape), name
             assert torch.equal(a, b), name
-
-
-def test_the_code_of_the_migrating_page_runs() -> None:
-    names: dict[str, Any] = {}
-    for block in guide("rsl_rl"):
-        exec(compile(block, "docs/migrating/rsl_rl.md", "exec", dont_inherit=True), names)
-    assert names["PPO"] is resolve_callable(names["algorithm"]["class_name"])
-    assert algorithms.Distillation is resolve_callable(names["distillation"]["class_name"])
-    assert len(names["rollout"]) == 24 * 8
-    assert names["storage"].step == 0
-
-
-def test_the_diff_of_the_migrating_page_changes_only_the_prefix() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "migrating" / "rsl_rl.md").read_text(encoding="utf-8")
-    before, after = re.findall(r"^[-+](from .*)$", page, re.MULTILINE)
-    assert after == before.replace("from ", "from relive.compat.", 1)
-    for line in (before, after):
-        exec(line, {})

@@ -110,8 +110,7 @@ def make_pair(name: str, size: int, obs: str, action: str, n_envs: int, count: i
 
 def stored_positions(buffer: Any) -> np.ndarray:
     """Return the positions that are stored for every environment, newest first."""
-    fewest = int(torch.bincount(buffer._core.ids() % buffer.n_envs, minlength=buffer.n_envs).min())
-    return (buffer.pos - 1 - np.arange(fewest)) % buffer.buffer_size
+    return (buffer.pos - 1 - np.arange(buffer.size())) % buffer.buffer_size
 
 
 def assert_equal(mine: Any, other: Any) -> None:
@@ -246,7 +245,6 @@ class TestReplay:
         np.testing.assert_array_equal(mine.rewards, other.rewards)
         np.testing.assert_array_equal(mine.actions, other.actions)
         assert_equal(samples_at(mine, np.arange(40)), samples_at(other, np.arange(40)))
-        mine._core.check()
 
     def test_writes_that_cannot_be_stored_are_refused(self) -> None:
         mine = ours.ReplayBuffer(20, VECTOR, ACTIONS["box"], device="cpu", next_obs="shared")
@@ -384,7 +382,6 @@ class TestReplay:
         assert batch.dones.sum() == 0
         assert batch.next_observations[:, 0].tolist() == [3, 4, 4, 4, 6, 6]
         assert mine.dones[:6, 0].tolist() == mine.timeouts[:6, 0].tolist() == [0, 0, 0, 1, 0, 0]
-        mine._core.check()
         with pytest.raises(rl.SchemaError, match="dones: expected a mark at the newest position 5"):
             mine.dones[2] = True
 
@@ -569,37 +566,48 @@ def hindsight(env: Any, count: int, **options: Any) -> Any:
     return mine
 
 
-class TestHindsight:
-    @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-    def test_relabelled_goals_come_from_the_same_episode_and_determine_the_rewards(self, strategy: str) -> None:
-        mine = hindsight(make_flips(2), 60, goal_selection_strategy=strategy)
-        episodes = list(mine._core.episodes())
-        reached = [{tuple(goal.tolist()) for goal in e["next_obs", "achieved_goal"]} for e in episodes]
-        lasts = [tuple(e["next_obs", "achieved_goal"][-1].tolist()) for e in episodes]
-        owner = {int(i): number for number, e in enumerate(episodes) for i in e["index"]}
-        batch = mine._core.sample(600, mine._view())
-        stored = mine._core[batch["index"]]
-        goals, given = (b["obs", "desired_goal"] for b in (batch, stored))
-        changed = (goals != given).any(1)
-        for i in changed.nonzero().squeeze(1).tolist():
-            number, goal = owner[int(batch["index"][i])], tuple(goals[i].tolist())
-            assert goal in reached[number]
-            assert strategy != "final" or goal == lasts[number]
-        assert torch.equal(batch["next_obs", "desired_goal"], goals)
-        missed = (batch["next_obs", "achieved_goal"] != goals).any(1)
-        torch.testing.assert_close(batch["reward"], -missed.float())
-        assert torch.equal(batch["terminated"], stored["terminated"])
+class Judge:
+    """Environment that rewards reached goals and records the arguments of `compute_reward`."""
 
-    def test_n_of_n_plus_one_goals_are_relabelled(self) -> None:
-        mine = hindsight(make_flips(2), 60, n_sampled_goal=3, goal_selection_strategy="final")
-        batch = mine._core.sample(4000, mine._view())
-        finals = torch.cat([e["next_obs", "achieved_goal"][-1:].expand(len(e), -1) for e in mine._core.episodes()])
-        index = torch.cat([e["index"] for e in mine._core.episodes()])
-        given = mine._core[batch["index"]]["obs", "desired_goal"]
-        final = finals[index.argsort()][torch.searchsorted(index.sort().values, batch["index"])]
-        could = (final != given).any(1)
-        share = (batch["obs", "desired_goal"] != given).any(1)[could].float().mean()
-        assert abs(float(share) - 0.75) < 0.05
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, Any]] = []
+
+    def env_method(self, name: str, achieved: Any, goal: Any, infos: Any, indices: Any) -> list[Any]:
+        self.seen.extend(zip(achieved[:, 0], infos, strict=True))
+        return [-(achieved != goal).any(1).astype(np.float32)]
+
+
+def count_goals(size: int, steps: int, **options: Any) -> Any:
+    """Return a hindsight buffer with observations n + 100·env; episodes have 7 observations and 6 steps."""
+    number = spaces.Box(-1, 999, (1,), np.float32)
+    space = spaces.Dict({"observation": number, "achieved_goal": number, "desired_goal": number})
+    judge: Any = Judge()
+    mine = ours.HerReplayBuffer(size, space, spaces.Discrete(2), judge, n_envs=2, device="cpu", **options)
+    for n in (t + t // 6 for t in range(steps)):
+        now = np.array([[n], [n + 100]], np.float32)
+        goal = {"desired_goal": np.full_like(now, -1)}
+        obs, after = ({**goal, "observation": now + k, "achieved_goal": now + k} for k in (0, 1))
+        infos = [{"number": n + 100 * env} for env in range(2)]
+        mine.add(obs, after, np.zeros(2, np.int64), np.full(2, -1.0), np.full(2, n % 7 == 5), infos)
+    return mine
+
+
+class TestHindsight:
+    @pytest.mark.parametrize(("strategy", "n"), [("future", 4), ("final", 3), ("episode", 4)])
+    def test_relabelled_goals_come_from_the_same_episode_and_determine_the_rewards(self, strategy: str, n: int) -> None:
+        batch = count_goals(400, 60, goal_selection_strategy=strategy, n_sampled_goal=n).sample(4000)
+        place, goal = batch.observations["observation"], batch.observations["desired_goal"]
+        number = place % 100
+        # Step n reaches the goal n + 1.
+        reached_by = goal - 1 - (place - number)
+        is_relabelled = goal != -1
+        assert abs(float(is_relabelled.float().mean()) - n / (n + 1)) < 0.03
+        assert (reached_by // 7 == number // 7)[is_relabelled].all()
+        assert strategy != "final" or (reached_by % 7 == 5)[is_relabelled].all()
+        assert strategy != "future" or (reached_by >= number)[is_relabelled].all()
+        assert torch.equal(batch.next_observations["desired_goal"], goal)
+        torch.testing.assert_close(batch.rewards, -(batch.next_observations["achieved_goal"] != goal).float())
+        assert torch.equal(batch.dones, (number % 7 == 5).float())
 
     def test_samples_have_the_types_and_shapes_of_the_original(self) -> None:
         env = make_flips(2, continuous=True)
@@ -616,31 +624,15 @@ class TestHindsight:
             assert all(x is y is None or (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in leaves)
 
     def test_compute_reward_gets_the_infos_of_its_step(self) -> None:
-        env = make_flips(2)
-        mine: Any = ours.HerReplayBuffer(
-            12, env.observation_space, env.action_space, env, n_envs=2, copy_info_dict=True
-        )
-        for t in range(20):
-            first = np.array([[t], [t + 50]]).repeat(4, 1).astype(np.int8)
-            obs, after = ({key: first + np.int8(k) for key in env.observation_space} for k in (0, 1))
-            infos = [{"time": t, "env": e} for e in range(2)]
-            mine.add(obs, after, np.zeros(2, np.int64), np.zeros(2), np.zeros(2), infos)
-        seen: list[tuple[Any, Any]] = []
-
-        class Judge:
-            def env_method(self, name: str, achieved: Any, goal: Any, infos: Any, indices: Any) -> list[Any]:
-                seen.extend(zip(achieved[:, 0], infos, strict=True))
-                return [np.zeros(len(goal))]
-
-        mine.env = Judge()
+        mine = count_goals(12, 20, copy_info_dict=True)
         mine.sample(50)
-        assert len(seen) == 50
-        assert all(info["time"] + 50 * info["env"] == achieved - 1 for achieved, info in seen)
-        assert {info["env"] for _, info in seen} == {0, 1}
+        seen = mine.env.seen
+        assert 30 < len(seen) <= 50
+        assert all(info["number"] == achieved - 1 for achieved, info in seen)
+        assert {info["number"] // 100 for _, info in seen} == {0, 1}
 
     def test_an_unfinished_episode_is_truncated_once(self) -> None:
         mine = hindsight(make_flips(2), 3)
-        assert mine._core.is_open.all()
         with pytest.warns(UserWarning, match="truncated: [12] environments have not ended it"):
             mine.truncate_last_trajectory()
         mine.truncate_last_trajectory()
@@ -651,26 +643,27 @@ class TestHindsight:
             hindsight(make_flips(1), 0, goal_selection_strategy="past")
 
 
+def prioritized(steps: int = 4, **options: Any) -> Any:
+    """Return a prioritized buffer; step t has the observation and the reward t, and the row id t."""
+    mine = ours.PrioritizedReplayBuffer(4, VECTOR, ACTIONS["box"], device="cpu", **options)
+    for t in range(steps):
+        obs = np.full((1, 3), t, np.float32)
+        mine.add(obs, obs + 1, np.zeros((1, 2)), np.array([t]), np.array([False]), [{}])
+    return mine
+
+
 class TestPriorities:
     def test_draws_follow_the_priorities_and_weights_correct_for_them(self) -> None:
-        mine = ours.PrioritizedReplayBuffer(
-            4, VECTOR, ACTIONS["box"], device="cpu", alpha=1.0, beta=1.0, eps=0.0, n_envs=1
-        )
-        for t in range(4):
-            obs = np.full((1, 3), t, np.float32)
-            mine.add(obs, obs + 1, np.zeros((1, 2)), np.array([t]), np.array([False]), [{}])
-        mine.update_priorities(mine._core.ids(), np.array([1.0, 2.0, 3.0, 4.0]))
+        mine = prioritized(alpha=1.0, beta=1.0, eps=0.0)
+        mine.update_priorities(torch.arange(4), np.array([1.0, 2.0, 3.0, 4.0]))
         batch = mine.sample(20_000)
         share = torch.bincount(batch.rewards.squeeze(1).long()) / 20_000
         torch.testing.assert_close(share, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.02, rtol=0)
         torch.testing.assert_close(batch.weights, 1 / (batch.rewards + 1))
 
     def test_beta_follows_its_schedule(self) -> None:
-        mine = ours.PrioritizedReplayBuffer(4, VECTOR, ACTIONS["box"], device="cpu", alpha=1.0, eps=0.0)
-        for t in range(2):
-            obs = np.full((1, 3), t, np.float32)
-            mine.add(obs, obs + 1, np.zeros((1, 2)), np.array([t]), np.array([False]), [{}])
-        mine.update_priorities(mine._core.ids(), torch.tensor([1.0, 16.0]))
+        mine = prioritized(2, alpha=1.0, eps=0.0)
+        mine.update_priorities(torch.arange(2), torch.tensor([1.0, 16.0]))
         for progress, beta in ((1.0, 0.4), (0.5, 0.7), (0.0, 1.0)):
             mine.progress_remaining = progress
             assert float(mine.sample(200).weights.min()) == pytest.approx(16**-beta, rel=1e-5)
@@ -737,26 +730,21 @@ class TestPriorities:
 
     def test_uniform_draws_and_late_updates_get_no_warning(self) -> None:
         for alpha, update in ((0.0, False), (0.6, True)):
-            mine = ours.PrioritizedReplayBuffer(4, VECTOR, ACTIONS["box"], device="cpu", alpha=alpha)
-            obs = np.zeros((1, 3), np.float32)
-            mine.add(obs, obs + 1, np.zeros((1, 2)), np.zeros(1), np.array([False]), [{}])
+            mine = prioritized(1, alpha=alpha)
             for i in range(30):
                 batch = mine.sample(2)
                 if update and i == 8:
                     mine.update_priorities(batch.indices, np.ones(2))
 
     def test_a_warning_that_is_an_error_draws_nothing(self) -> None:
-        mine = ours.PrioritizedReplayBuffer(4, VECTOR, ACTIONS["box"], device="cpu")
-        for t in range(4):
-            obs = np.full((1, 3), t, np.float32)
-            mine.add(obs, obs + 1, np.zeros((1, 2)), np.array([t]), np.array([False]), [{}])
+        mine = prioritized()
         for _ in range(9):
             mine.sample(2)
         other = copy.deepcopy(mine)
         with pytest.raises(rl.DataWarning):
             mine.sample(3)
-        other.update_priorities(mine._core.ids(), np.ones(4))
-        mine.update_priorities(mine._core.ids(), np.ones(4))
+        for each in (mine, other):
+            each.update_priorities(torch.arange(4), np.ones(4))
         assert torch.equal(mine.sample(20).indices, other.sample(20).indices)
 
 
@@ -868,10 +856,10 @@ class TestTraining:
             "optimize_memory_usage": True,
         }
         model = off_policy("DQN", replay_buffer_class=ours.ReplayBuffer, **options).learn(50)
-        assert model.replay_buffer._core.is_open.all()
+        assert not model.replay_buffer.dones[model.replay_buffer.pos - 1].any()
         with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
             model._setup_learn(50)
-        assert not model.replay_buffer._core.is_open.any()
+        assert model.replay_buffer.dones[model.replay_buffer.pos - 1].all()
 
     @pytest.mark.parametrize("name", ["PPO", "A2C", "DQN", "SAC", "TD3", "DDPG"])
     def test_algorithms_imported_here_choose_our_buffers(self, name: str) -> None:
@@ -897,27 +885,3 @@ class TestModules:
             ]
             assert names
             assert all(hasattr(mine, name) for name in names)
-
-    def test_buffers_do_not_advance_global_generators(self) -> None:
-        before, numbers = torch.random.get_rng_state(), np.random.get_state()  # noqa: NPY002 (that it stays is the test)
-        mine = ours.ReplayBuffer(20, VECTOR, ACTIONS["box"], device="cpu", n_envs=2)
-        rollout = ours.RolloutBuffer(5, VECTOR, ACTIONS["box"], device="cpu")
-        for step in make_steps(VECTOR, ACTIONS["box"], 2, 5):
-            mine.add(*step)
-        mine.sample(4)
-        mine._get_samples(np.arange(3))
-        rollout.full = True
-        list(rollout.get(2))
-        assert torch.equal(torch.random.get_rng_state(), before)
-        np.testing.assert_equal(np.random.get_state(), numbers)  # noqa: NPY002
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "stable_baselines3.md"
-
-
-def test_the_examples_of_the_page_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
-    assert isinstance(names["model"].replay_buffer, ours.PrioritizedReplayBuffer)

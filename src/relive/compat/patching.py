@@ -27,7 +27,10 @@ class Original:
     tested_versions: tuple[str, ...]
     """The versions, as major.minor, that relive's adapter was tested with."""
     modules: tuple[str, ...]
-    """Modules with buffers; relive's have the same paths below `relive.compat`. Releases may lack some of them."""
+    """Paths of modules with buffers, below the library's package and below relive's package for this library.
+
+    Some releases of the library lack some of these modules.
+    """
     companion: str | None = None
     """Another library to patch at the same time, if installed: its buffers inherit from these or vice versa."""
 

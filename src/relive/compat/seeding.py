@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,21 @@ def experiment_seed(seed: int | None = None) -> int:
 
 
 def generator_on(device: torch.device, seed: int) -> torch.Generator:
-    """Return a seeded generator for a device."""
-    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
+    """Return a seeded generator for a device; a copy or pickle continues with the same numbers."""
+    return _Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
+
+
+class _Generator(torch.Generator):
+    """A generator that is pickled without tensors, which a process that is being spawned cannot always receive."""
+
+    def __reduce__(self) -> Any:
+        return _restore_generator, (str(self.device), self.get_state().numpy())
+
+
+def _restore_generator(device: str, state: np.ndarray) -> _Generator:
+    generator = _Generator(device)
+    generator.set_state(torch.from_numpy(state))
+    return generator
 
 
 def _rank() -> int:

@@ -7,11 +7,14 @@ call writes a step to all tensors; reading `core` hands the written steps back t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
+from relive.checkpoint.state_dict import pack, unpack
 from relive.compat.pickling import rejects_other_versions
 from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
@@ -198,31 +201,25 @@ class StepRows:
         steps = check_nonempty("compute_returns_and_advantages", self._step)
         rewards, values = self.tensors["reward"], self.tensors["value"]
 
-        def scores(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
+        def compute(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
-            advantage_and_return = advantages_and_returns(
-                reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam
-            )
-            num_missing = self.num_steps - steps
-            return [
-                torch.cat([x, x.new_zeros(num_missing, *x.shape[1:])]) if num_missing else x
-                for x in advantage_and_return
-            ]
+            scores = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
+            return [pad(x, (0, 0, 0, self.num_steps - steps)) if steps < self.num_steps else x for x in scores]
 
         if is_tree(rewards):
-            by_agent = {
-                agent: scores(f"last_values.{agent}", last_value[agent], reward, values[agent], ended[agent])
+            scores: Any = {
+                agent: compute(f"last_values.{agent}", last_value[agent], reward, values[agent], ended[agent])
                 for agent, reward in rewards.items()
             }
-            results = [
-                {agent: advantage_and_return[i] for agent, advantage_and_return in by_agent.items()} for i in range(2)
-            ]
         else:
-            results = scores("last_values", last_value, rewards, values, ended)
-        self.scores = dict(zip(SCORES, results, strict=True))
+            scores = compute("last_values", last_value, rewards, values, ended)
+        self.scores = {name: map_tree(itemgetter(i), scores) for i, name in enumerate(SCORES)}
 
     def view(self, field: str) -> Any:
-        """Return the memory of a field, or None; scores are zeros until they are computed or written."""
+        """Return the memory of a field; None for an undeclared field.
+
+        Advantages and returns are zero until they are computed or written.
+        """
         if field not in SCORES:
             return self.tensors.get(field)
         if field not in self.scores:
@@ -231,7 +228,7 @@ class StepRows:
         return self.scores[field]
 
     def flat_view(self, field: str) -> Any:
-        """Return the memory of a field as `[T · N, …]`, ordered by time, then environment; None without the field."""
+        """Return `view(field)` as `[T · N, …]`, ordered by time, then environment."""
         if field not in SCORES:
             return self._flat.get(field)
         return map_tree(torch.Tensor.flatten, self.view(field))
@@ -239,25 +236,39 @@ class StepRows:
     def copy_to(self, make_core: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
         """Copy the steps into the memory of a new core, which may have further fields."""
         rows = StepRows(make_core, self._fields if fields is None else fields, self._names, self._remedy)
-        rows._fill(self.tensors, self._step, self._staged_leaves, self.scores)
+        rows._fill(_list_leaves(self.tensors), _list_leaves(self.scores), self._step, self._staged_leaves)
         return rows
 
-    def _fill(self, tensors: Mapping[str, Any], step: int, staged: Iterable[int], scores: Mapping[str, Any]) -> None:
-        for name, tensor in tensors.items():
-            map_tree(torch.Tensor.copy_, self.tensors[name], tensor)
+    def _fill(
+        self, leaves: Mapping[str, torch.Tensor], scores: Mapping[str, torch.Tensor], step: int, staged: Iterable[int]
+    ) -> None:
         self.step, self._staged_leaves = step, set(staged)
-        self.scores = {name: map_tree(lambda x: x.to(self._core.device), score) for name, score in scores.items()}
+        for name in scores:
+            self.view(name.partition(".")[0])
+        for target, source in ((self.tensors, leaves), (self.scores, scores)):
+            memory = _list_leaves(target)
+            for name, leaf in source.items():
+                memory[name].copy_(leaf)
 
     def __reduce__(self) -> Any:
         settings = self.make_core, self._fields, self._names, self._remedy
-        return _unpickle, (settings, self.tensors, self._step, self._staged_leaves, self.scores)
+        # Tensors are packed as numpy arrays, because torch would move their storage while a process is spawned.
+        parts = (
+            pack({name: x.cpu() for name, x in _list_leaves(tree).items()}) for tree in (self.tensors, self.scores)
+        )
+        return _unpickle, (settings, *parts, self._step, self._staged_leaves)
 
 
 @rejects_other_versions
-def _unpickle(settings: tuple[Any, ...], *content: Any) -> StepRows:
+def _unpickle(settings: tuple[Any, ...], leaves: Any, scores: Any, *content: Any) -> StepRows:
     rows = StepRows(*settings)
-    rows._fill(*content)
+    rows._fill(unpack(leaves), unpack(scores), *content)
     return rows
+
+
+def _list_leaves(trees: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of fields by their dotted names."""
+    return {path: leaf for name, tree in trees.items() for path, leaf in named_leaves(name, tree)}
 
 
 def advantages_and_returns(

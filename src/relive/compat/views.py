@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_keys, check_shape, type_name
+from relive.schema.conversion import overlaps
 from relive.schema.fields import Field
 
 
@@ -169,3 +170,19 @@ def named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:
 def gather_rows(index: torch.Tensor, rows: Any) -> Any:
     """Gather the rows `index` of a tensor or TensorDict; return None for None."""
     return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else None if rows is None else rows[index]
+
+
+def share_memory(obs: Any, next_obs: Any) -> bool:
+    """Whether two observations share memory."""
+    if not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
+        return overlaps(obs, next_obs)
+    distance = next_obs.data_ptr() - obs.data_ptr()
+    num_bytes = (obs if distance >= 0 else next_obs).nbytes
+    return abs(distance) < num_bytes and overlaps(obs, next_obs)
+
+
+def as_bools(value: Any) -> Any:
+    """Convert numbers to bools: all numbers except zero are True."""
+    if isinstance(value, torch.Tensor):
+        return value if value.dtype is torch.bool else value != 0
+    return np.asarray(value) != 0

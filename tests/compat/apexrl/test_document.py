@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import inspect
-from typing import Any
 
 import pytest
 import torch
@@ -86,69 +84,3 @@ class TestDocument:
         results = doctest.testmod(importlib.import_module(f"relive.compat.apexrl.{name}"))
         assert results.attempted > 0
         assert results.failed == 0
-
-
-NONE = inspect.Parameter.empty
-SIGNATURES: dict[Any, dict[str, Any]] = {
-    apexrl.RolloutBuffer.add: dict.fromkeys(
-        ("observations", "privileged_observations", "actions", "rewards", "dones", "values", "log_probs"), NONE
-    ),
-    apexrl.RolloutBuffer.compute_returns_and_advantages: {"last_values": NONE, "gamma": 0.99, "gae_lambda": 0.95},
-    apexrl.RolloutBuffer.get_minibatch: {"batch_size": NONE},
-    apexrl.RolloutBuffer.to: {"device": NONE},
-    apexrl.ReplayBuffer: {
-        "capacity": NONE, "obs_shape": NONE, "action_shape": (), "device": "cpu", "obs_dtype": torch.float32,
-        "action_dtype": None, "critic_obs_shape": None,
-    },
-    apexrl.ReplayBuffer.add: {
-        **dict.fromkeys(("observations", "actions", "rewards", "next_observations", "dones"), NONE),
-        "critic_observations": None, "next_critic_observations": None,
-    },
-    apexrl.ReplayBuffer.sample: {"batch_size": NONE},
-    apexrl.ReplayBuffer.load_state_dict: {"state_dict": NONE},
-    apexrl.DistillationBuffer: {"capacity": NONE, "obs_shape": NONE, "device": "cpu"},
-    apexrl.DistillationBuffer.add: {"obs": NONE, "action": NONE},
-    apexrl.DistillationBuffer.sample: {"batch_size": NONE},
-    apexrl.RolloutRNNBuffer: {
-        **dict.fromkeys(("num_envs", "num_steps", "obs_shape", "action_shape", "action_dtype"), NONE),
-        **dict.fromkeys(("actor_hidden_shape", "critic_hidden_shape", "device"), NONE),
-        "privileged_obs_shape": None,
-    },
-    apexrl.RolloutRNNBuffer.add: dict.fromkeys(
-        ("observations", "privileged_observations", "actions", "rewards", "dones", "values", "log_probs",
-         "actor_hidden_states", "critic_hidden_states"), NONE
-    ),
-    apexrl.RolloutRNNBuffer.compute_returns_and_advantages: {"last_values": NONE, "gamma": 0.99, "gae_lambda": 0.95},
-    apexrl.RolloutRNNBuffer.get_sequence_minibatches: {
-        "sequence_length": NONE, "minibatch_size": NONE, "shuffle": True
-    },
-    apexrl.MultiAgentRolloutBuffer: {
-        **dict.fromkeys(("possible_agents", "num_envs", "num_steps", "obs_specs", "action_shapes"), NONE),
-        **dict.fromkeys(("action_dtypes", "device"), NONE), "state_spec": None,
-    },
-    apexrl.MultiAgentRolloutBuffer.add: dict.fromkeys(
-        ("observations", "state", "actions", "rewards", "dones", "values", "log_probs"), NONE
-    ),
-    apexrl.MultiAgentRolloutBuffer.compute_returns_and_advantages: dict.fromkeys(
-        ("last_values", "gamma", "gae_lambda"), NONE
-    ),
-    apexrl.MultiAgentRolloutBuffer.get_agent_data: {"agent_id": NONE},
-    apexrl.space_to_spec: {"space": NONE},
-    apexrl.TensorLeafSpec: {"shape": NONE, "dtype": NONE},
-}  # fmt: skip
-"""Parameters in their order and their defaults, as ApexRL has them; `action_dtype` has none there that is right."""
-
-
-@pytest.mark.parametrize("call", SIGNATURES, ids=lambda call: call.__qualname__)
-def test_arguments_are_named_ordered_and_defaulted_as_in_apexrl(call: Any) -> None:
-    actual = dict(inspect.signature(call).parameters)
-    actual.pop("self", None)
-    # ApexRL has no seed; ours is a keyword-only argument.
-    seed = actual.pop("seed", None)
-    assert seed is None or (seed.kind is inspect.Parameter.KEYWORD_ONLY and seed.default is None)
-    assert [(name, parameter.default) for name, parameter in actual.items()] == list(SIGNATURES[call].items())
-    keyword_only = {name for name, parameter in actual.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-    multi_agent = (
-        call.__qualname__.startswith("MultiAgent") and call is not apexrl.MultiAgentRolloutBuffer.get_agent_data
-    )
-    assert keyword_only == (set(actual) if multi_agent else {"shuffle"} & set(actual))

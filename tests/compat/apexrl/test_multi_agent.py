@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -141,16 +139,6 @@ class TestMultiAgent:
         buffer.step = 0
         with pytest.raises(rl.SchemaError, match="step: expected 0 to 4"):
             buffer.step = 5
-
-    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-    def test_copies_hold_the_same(self, copied: Any) -> None:
-        buffer = make_team_buffer()
-        buffer.add(**make_team_step(1))
-        other = copied(buffer)
-        assert torch.equal(other.rewards["flyer"], buffer.rewards["flyer"])
-        other.add(**make_team_step(2))
-        assert (other.step, buffer.step) == (2, 1)
-        assert torch.equal(copied(buffer.rewards)["walker"], buffer.rewards["walker"])
 
     def test_the_raw_state_is_plain(self, tmp_path: Path) -> None:
         buffer = make_team_buffer()

@@ -90,13 +90,6 @@ class TestRecurrent:
         network(batch["observations"], batch["actor_hidden_states"])
         assert buffer.actor_hidden_states.shape == (4, 2, 3, 5)
 
-    def test_a_seed_repeats_the_order_and_leaves_the_global_generator_alone(self) -> None:
-        before = torch.get_rng_state()
-        orders = [next(make_recurrent_buffer(9).get_sequence_minibatches(1, 36))["values"].tolist() for _ in range(2)]
-        assert orders[0] == orders[1]
-        assert orders[0][0] != sorted(orders[0][0])
-        assert torch.equal(before, torch.get_rng_state())
-
     def test_an_end_inside_a_sequence_stays_inside(self) -> None:
         (batch,) = make_recurrent_buffer(1).get_sequence_minibatches(4, 9)
         assert batch["dones"].flatten().tolist() == [1.0, 0.0, 0.0, 1.0]

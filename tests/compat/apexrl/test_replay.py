@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -306,16 +305,6 @@ class TestReplay:
         buffer.sample(2)["rewards"].zero_()
         assert list_stored_rows(buffer) == [1, 2]
 
-    def test_a_seed_repeats_the_draws_and_leaves_global_generators_alone(self) -> None:
-        before = torch.get_rng_state()
-        draws = []
-        for seed in (3, 3, None):
-            buffer = apexrl.ReplayBuffer(50, (2,), (1,), seed=seed)
-            buffer.add(**make_batch(*range(50)))
-            draws.append(buffer.sample(40)["rewards"].tolist())
-        assert draws[0] == draws[1] != draws[2]
-        assert torch.equal(before, torch.get_rng_state())
-
     def test_attributes_are_the_memory_and_nothing_written_is_lost(self) -> None:
         # A capacity of 4 is a multiple of the batch of 2 rows, 5 is none.
         for capacity in (4, 5):
@@ -338,21 +327,6 @@ class TestReplay:
                 with pytest.raises(AttributeError):
                     setattr(buffer, name, 0)
         assert make_replay().critic_observations is None
-
-    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-    @pytest.mark.parametrize("sizes", [(), (2,), (2, 2, 2), (2, 3)])
-    def test_copies_hold_the_same_and_draw_the_same(self, copied: Any, sizes: tuple[int, ...]) -> None:
-        buffer = make_replay(4)
-        for size in sizes:
-            buffer.add(**make_batch(*range(size)))
-        other = copied(buffer)
-        assert list_stored_rows_or_none(other) == list_stored_rows_or_none(buffer)
-        for one in (buffer, other):
-            one.add(**make_batch(8, 9))
-        assert list_stored_rows(other) == list_stored_rows(buffer)
-        assert other.sample(2)["rewards"].tolist() == buffer.sample(2)["rewards"].tolist()
-        other.rewards.zero_()
-        assert buffer.rewards.any()
 
 
 def list_stored_rows_or_none(buffer: apexrl.ReplayBuffer) -> list[int]:

@@ -1,9 +1,7 @@
-"""ApexRL's functions for observations: their import paths, and their results for nested observations."""
+"""ApexRL's functions for observations and their specifications."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from typing import Any
 
 import numpy as np
@@ -12,54 +10,8 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
+from relive.compat import apexrl
 from relive.compat.apexrl import utils
-
-PATHS = {
-    "buffer": ("ReplayBuffer", "RolloutBuffer"),
-    "buffer.rollout_buffer": ("RolloutBuffer",),
-    "buffer.replay_buffer": ("ReplayBuffer",),
-    "buffer.distillation_buffer": ("DistillationBuffer",),
-    "utils": (
-        "TensorDict", "TensorLeafSpec", "actor_space_from_observation_space", "critic_space_from_observation_space",
-        "space_to_spec", "spec_numel", "observation_to_tensor", "stack_observations", "zeros_like_observation",
-        "clone_observation", "flatten_observation", "observation_batch_size", "observation_index",
-        "observation_set_index", "flatten_time_env_observation", "allocate_observation_storage",
-        "observation_to_device", "split_actor_critic_observations",
-    ),
-    "utils.observation": ("Observation", "ObservationSpec", "TensorLeafSpec", "infer_batch_size", "space_to_spec"),
-}  # fmt: skip
-"""Where ApexRL's document and code import each name from."""
-
-ARGUMENTS = {
-    "observation_to_tensor": ["observation", "device", "dtype=None"],
-    "observation_to_device": ["observation", "device", "dtype=None"],
-    "observation_index": ["observation", "index"],
-    "observation_set_index": ["destination", "index", "value"],
-    "allocate_observation_storage": ["prefix_shape", "spec", "device", "dtype=torch.float32"],
-    "stack_observations": ["observations"],
-    "spec_numel": ["spec"],
-    "observation_batch_size": ["value"],
-    "zeros_like_observation": ["observation"],
-    "clone_observation": ["observation"],
-    "flatten_observation": ["observation"],
-    "flatten_time_env_observation": ["observation"],
-    "split_actor_critic_observations": ["observation"],
-    "actor_space_from_observation_space": ["obs_space"],
-    "critic_space_from_observation_space": ["obs_space"],
-}
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_every_name_is_where_apexrl_has_it(path: str) -> None:
-    module = importlib.import_module(f"relive.compat.apexrl.{path}")
-    assert [name for name in PATHS[path] if not hasattr(module, name)] == []
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_arguments_are_those_of_apexrl(name: str) -> None:
-    actual = inspect.signature(getattr(utils, name)).parameters.values()
-    empty = inspect.Parameter.empty
-    assert [x.name if x.default is empty else f"{x.name}={x.default}" for x in actual] == ARGUMENTS[name]
 
 
 def tree(*lead: int) -> dict[str, Any]:
@@ -132,3 +84,25 @@ class TestTrees:
         assert memory.batch_size == (5, 2)
         assert (memory["camera"].dtype, memory["pose"].dtype) == (torch.uint8, torch.float64)
         assert memory["camera"].shape == (5, 2, 2, 3)
+
+
+class TestSpecs:
+    def test_spaces_become_shapes_and_dtypes(self) -> None:
+        spec = apexrl.TensorLeafSpec
+        assert apexrl.space_to_spec(spaces.Box(0, 255, (3, 4), np.uint8)) == spec((3, 4), torch.uint8)
+        assert apexrl.space_to_spec(spaces.Box(0, 1, (), np.float64)) == spec((1,), torch.float64)
+        assert apexrl.space_to_spec(spaces.Discrete(3)) == spec((1,), torch.int64)
+        assert apexrl.space_to_spec(spaces.MultiBinary(5)) == spec((5,), torch.int8)
+        nested = spaces.Dict(a=spaces.Dict(b=spaces.MultiDiscrete([2, 3])))
+        assert apexrl.space_to_spec(nested) == {"a": {"b": spec((2,), torch.int64)}}
+
+    @pytest.mark.parametrize("space", [spaces.Tuple((spaces.Discrete(2),)), spaces.Text(3)])
+    def test_other_spaces_are_refused(self, space: Any) -> None:
+        with pytest.raises(NotImplementedError, match=f"^observation space: expected .*, got {type(space).__name__}"):
+            apexrl.space_to_spec(space)
+
+    def test_a_leaf_is_a_value(self) -> None:
+        leaf = apexrl.TensorLeafSpec((2,), torch.uint8)
+        assert leaf == apexrl.TensorLeafSpec(shape=(2,), dtype=torch.uint8)
+        with pytest.raises(AttributeError):
+            leaf.shape = (3,)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The public names that the adapters must have, read from names.txt, which explains its notation."""
+"""The public names that the adapters must have, read from the files of this folder; names.txt explains the notation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_FILE = Path(__file__).parent / "names.txt"
 PREFIX = "relive.compat."
 
 
@@ -33,16 +32,16 @@ class Name:
         return self.module.partition(".")[0]
 
 
-def names() -> Iterator[Name]:
-    """Every name, in the order of the file."""
+def names(file: str) -> Iterator[Name]:
+    """Yield the names of a file of this folder in their order."""
     module = owner = ""
-    for line in _FILE.read_text(encoding="utf-8").splitlines():
+    for line in (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines():
         if not line.startswith(" "):
             module = "" if line.startswith("#") else line.strip()
             continue
         found = re.fullmatch(r"\s+(\.?)(\w+)(?:\((.*)\))?", line)
         if found is None or not module:
-            raise ValueError(f"names.txt: expected a name below a module, got {line!r}")
+            raise ValueError(f"{file}: expected a name below a module, got {line!r}")
         dot, name, arguments = found.groups()
         path = f"{owner}.{name}" if dot else name
         owner = owner if dot else name
@@ -84,11 +83,11 @@ def _other_defaults(arguments: ast.arguments, mine: dict[str, inspect.Parameter]
 
 
 def _is(value: Any, printed: ast.expr) -> bool:
-    """Whether a default is what is printed: a literal, or the member of an enumeration."""
+    """Whether a default is what is printed: a literal, an expression, or the member of an enumeration."""
     try:
         expected = ast.literal_eval(printed)
     except ValueError:
-        return f"{type(value).__name__}.{getattr(value, 'name', None)}" == ast.unparse(printed)
+        return ast.unparse(printed) in (repr(value), f"{type(value).__name__}.{getattr(value, 'name', None)}")
     return type(value) in (type(expected), int, float) and value == expected
 
 

@@ -14,22 +14,16 @@ from relive.compat.views import map_tree
 from relive.schema.assembly import make_tensordict
 
 
-def original_class(module: str, name: str) -> Any:
-    """Return the class `name` of AgileRL's `module`, as a base of relive's class; `object` without AgileRL.
+def original_class(module: str, name: str, default: Any = object) -> Any:
+    """Return the class `name` of AgileRL's `module`; return `default` without AgileRL.
 
     The distribution must be installed: a folder named agilerl is not enough.
     """
     try:
         version("agilerl")
     except PackageNotFoundError:
-        return object
+        return default
     return getattr(importlib.import_module(f"agilerl.{module}"), name)
-
-
-def original_or_ours(module: str, ours: type) -> Any:
-    """Return AgileRL's class with the name of relive's class `ours`; return `ours` without AgileRL."""
-    original = original_class(module, ours.__name__)
-    return ours if original is object else original
 
 
 def to_columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[str, Any]:

@@ -7,16 +7,13 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-import numpy as np
 import torch
 
 from relive.compat.rl_buffer.stats_tracker import to_numpy
 from relive.compat.step_rows import fit
-from relive.compat.views import is_tree
 from relive.schema.checks import check_keys, check_positive_int
 
 CPU = torch.device("cpu")
-_TENSOR: Any = torch.Tensor
 
 
 class ResetStrategy(Enum):
@@ -136,17 +133,7 @@ def update_stats(
 
 def fit_tree(name: str, value: Any, place: Any) -> Any:
     """Convert a value, or a dict of values, to tensors with the shapes, dtypes and devices of `place` [N, …]."""
-    fits = type(value) is type(place) is _TENSOR and value.shape == place.shape
-    if fits and value.dtype is place.dtype and value.device == place.device and not value.requires_grad:
-        return value
-    if not is_tree(place):
+    if isinstance(place, torch.Tensor):
         return fit(name, value, place)
     check_keys(name, value, place.keys())
     return {key: fit_tree(f"{name}.{key}", value[key], place[key]) for key in place.keys()}
-
-
-def as_bools(value: Any) -> Any:
-    """Convert numbers to bools: all numbers except zero are True."""
-    if isinstance(value, torch.Tensor):
-        return value if value.dtype is torch.bool else value != 0
-    return np.asarray(value) != 0

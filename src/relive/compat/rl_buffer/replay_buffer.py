@@ -16,18 +16,16 @@ from relive.compat.rl_buffer.base_buffer import (
     BaseBuffer,
     ResetStrategy,
     SizedBuffer,
-    as_bools,
     check_not_full,
     fit_tree,
     update_stats,
 )
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
 from relive.compat.seeding import experiment_seed
-from relive.compat.views import declare, is_tree, memory_views
+from relive.compat.views import as_bools, declare, is_tree, memory_views, share_memory
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as _Replay
 from relive.schema.assembly import to_device
-from relive.schema.conversion import overlaps
 
 __all__ = ["ReplayBatch", "ReplayBuffer"]
 
@@ -166,7 +164,7 @@ def _refuse_shared(obs: Any, next_obs: Any) -> None:
     if not isinstance(obs, torch.Tensor):
         for key in obs.keys():
             _refuse_shared(obs[key], next_obs[key])
-    elif abs(obs.data_ptr() - next_obs.data_ptr()) < obs.nbytes and overlaps(obs, next_obs):
+    elif share_memory(obs, next_obs):
         remedy = "The environment reuses its array: pass copies."
         raise SchemaError(explain("next_obs", "memory apart from obs", "memory shared with obs", remedy))
 

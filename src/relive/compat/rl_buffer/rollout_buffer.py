@@ -15,7 +15,6 @@ from relive.compat.rl_buffer.base_buffer import (
     CPU,
     BaseBuffer,
     ResetStrategy,
-    as_bools,
     check_not_full,
     fit_tree,
     update_stats,
@@ -23,7 +22,7 @@ from relive.compat.rl_buffer.base_buffer import (
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
 from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows, fit
-from relive.compat.views import declare, gather_rows, memory_views, named_leaves
+from relive.compat.views import as_bools, declare, gather_rows, memory_views, named_leaves
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import check_positive_int

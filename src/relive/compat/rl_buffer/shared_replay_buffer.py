@@ -93,7 +93,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
             super()._derive()
 
     def pos(self) -> int:
-        """Return the number of stored time steps; of a full buffer, the row that is overwritten next."""
+        """Return the number of stored time steps; in a full buffer, the row that is overwritten next."""
         return self._find_next_row() if self.full() else self.current_size
 
     def set_pos(self, value: int) -> None:

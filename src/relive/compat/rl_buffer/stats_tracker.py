@@ -117,8 +117,4 @@ class StatsTracker:
 
 def to_numpy(value: Any) -> np.ndarray:
     """Convert a value, or a tensor on any device, to a numpy array."""
-    if type(value) is np.ndarray:
-        return value
-    if isinstance(value, torch.Tensor):
-        return (value if value.is_cpu and not value.requires_grad else value.detach().cpu()).numpy()
-    return np.asarray(value)
+    return value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)

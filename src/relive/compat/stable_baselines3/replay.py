@@ -18,8 +18,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.checkpoint.state_dict import load_packed_state, pack_state
-from relive.compat.pickling import rejects_other_versions
+from relive.compat.pickling import PicklableBuffer, restore_core
 from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.observations import (
     copy_if_shared,
@@ -51,7 +50,7 @@ CONVERSION_METHODS = ("to_torch", "_normalize_obs", "_normalize_reward")
 """Names of methods that Stable-Baselines3's `_get_samples` calls."""
 
 
-class ReplayBuffer(sb3.ReplayBuffer):
+class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
     """The newest `buffer_size` transitions of `n_envs` environments, for DQN, SAC, TD3 and DDPG.
 
     Observations may be of any space, Dict included. `sample` returns exactly the transitions that were added.
@@ -168,15 +167,13 @@ class ReplayBuffer(sb3.ReplayBuffer):
     def __getstate__(self) -> dict[str, Any]:
         names = self._rows.arrays_outside_core if self._core_is_current else _ARRAY_NAMES
         arrays, rows = {name: self._get_memory(name) for name in names}, {"num_written": self._rows.num_written}
-        return {**vars(self), "_core": pack_state(self._core), "_rows": rows, "_arrays": arrays}
+        return {**super().__getstate__(), "_rows": rows, "_arrays": arrays}
 
-    @rejects_other_versions
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        arrays = state.pop("_arrays")
-        vars(self).update(state)
+    def _derive(self) -> None:
+        core_state, rows, arrays = self._core, self._rows, vars(self).pop("_arrays")
         self._allocate(seed=0)
-        load_packed_state(self._core, state["_core"])
-        self._rows.num_written = state["_rows"]["num_written"]
+        restore_core(self._core, core_state)
+        self._rows.num_written = rows["num_written"]
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
 

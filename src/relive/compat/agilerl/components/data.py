@@ -12,11 +12,10 @@ from tensordict import TensorClass, TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
-from relive.compat.agilerl.rows import original_class, original_or_ours
+from relive.compat.agilerl.rows import original_class
 
-_OriginalReplayDataset: Any = original_class("components.data", "ReplayDataset")
-_OriginalReplayDataset = IterableDataset if _OriginalReplayDataset is object else _OriginalReplayDataset
-_ReplayBufferClass: Any = original_or_ours("components.replay_buffer", ReplayBuffer)
+_OriginalReplayDataset: Any = original_class("components.data", "ReplayDataset", IterableDataset)
+_ReplayBufferClass: Any = original_class("components.replay_buffer", "ReplayBuffer", ReplayBuffer)
 
 
 def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:

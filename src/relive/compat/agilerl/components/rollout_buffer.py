@@ -324,7 +324,7 @@ class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
         """Cut the stored steps into sequences, padded with zeros: a TensorDict `[num_sequences, max_sequence_length]`.
 
         "pad_mask" is True at real steps; "initial_hidden_states" are the hidden states `[num_sequences, layers, size]`
-        that sequences start with. `get_minibatch_sequences` draws from them.
+        that sequences start with. `get_minibatch_sequences` yields these sequences in minibatches.
         """
         if not self.recurrent:
             # The two messages below keep AgileRL's words up to the colon, because AgileRL's tests match them.

@@ -11,14 +11,15 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from relive.compat.agilerl.components import data, replay_buffer
-from relive.compat.agilerl.rows import original_or_ours
+from relive.compat.agilerl.rows import original_class
 from relive.errors import explain
 
 # Where AgileRL is installed, these are its own classes, of which relive's buffers are instances, too.
-ReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.ReplayBuffer)
-MultiStepReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.MultiStepReplayBuffer)
-PrioritizedReplayBuffer: Any = original_or_ours("components.replay_buffer", replay_buffer.PrioritizedReplayBuffer)
-ReplayDataset: Any = original_or_ours("components.data", data.ReplayDataset)
+_MODULE = "components.replay_buffer"
+ReplayBuffer = original_class(_MODULE, "ReplayBuffer", replay_buffer.ReplayBuffer)
+MultiStepReplayBuffer = original_class(_MODULE, "MultiStepReplayBuffer", replay_buffer.MultiStepReplayBuffer)
+PrioritizedReplayBuffer = original_class(_MODULE, "PrioritizedReplayBuffer", replay_buffer.PrioritizedReplayBuffer)
+ReplayDataset = original_class("components.data", "ReplayDataset", data.ReplayDataset)
 
 
 class Sampler:

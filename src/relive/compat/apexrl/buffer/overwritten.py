@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from relive.schema.conversion import overlaps
-
 _MAX_CHECKS = 32
-"""Number of comparisons per buffer: an environment that passed them is trusted."""
+"""Number of comparisons per buffer. If all of them find no overwritten observation, later ones are not compared."""
 
 
 class OverwrittenObs:
@@ -57,7 +55,10 @@ class ReusedObs:
         """The previous `obs`. This reference keeps its memory alive, so that no new tensor gets its address."""
 
     def is_first_reuse(self, obs: Any, stored_obs: torch.Tensor | None) -> bool:
-        """Return True once: for the first `obs` at the previous address that differs from the row `stored_obs`."""
+        """Return True once: for the first `obs` at the previous address whose values differ from `stored_obs`.
+
+        `stored_obs` is the stored copy of the previous `obs`; None if no step is stored.
+        """
         if not self._checks_left or not isinstance(obs, torch.Tensor):
             return False
         previous, self._previous_obs = self._previous_obs, obs
@@ -80,12 +81,3 @@ def _is_overwritten(obs: torch.Tensor, next_obs: torch.Tensor, previous: torch.T
     rows, next_rows, previous_rows = (x.flatten(1) if x.ndim > 1 else x[None] for x in (obs, next_obs, previous))
     is_overwritten = (rows == next_rows).all(1) & (rows != previous_rows).any(1)
     return bool(2 * is_overwritten.sum() >= len(rows))
-
-
-def share_memory(obs: Any, next_obs: Any) -> bool:
-    """Whether two observations share memory."""
-    if not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
-        return overlaps(obs, next_obs)
-    distance = next_obs.data_ptr() - obs.data_ptr()
-    num_bytes = (obs if distance >= 0 else next_obs).nbytes
-    return abs(distance) < num_bytes and overlaps(obs, next_obs)

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.buffer.overwritten import OverwrittenObs, share_memory
+from relive.compat.apexrl.buffer.overwritten import OverwrittenObs
 from relive.compat.apexrl.buffer.specs import (
     convert_dones,
     declare_action,
@@ -23,7 +23,7 @@ from relive.compat.apexrl.buffer.specs import (
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.pickling import PicklableBuffer, restore_core
 from relive.compat.seeding import experiment_seed
-from relive.compat.views import declare, map_tree, memory_views
+from relive.compat.views import declare, map_tree, memory_views, share_memory
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_int, check_none_without
 from relive.schema.fields import Field

@@ -1,4 +1,4 @@
-"""ApexRL's rollout buffer on relive's core, and the base class of the rollout buffers of one agent."""
+"""ApexRL's `RolloutBuffer` on relive's core, and the base class that it shares with `RolloutRNNBuffer`."""
 
 from __future__ import annotations
 

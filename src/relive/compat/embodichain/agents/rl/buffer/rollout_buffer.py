@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from relive.compat.seeding import experiment_seed, generator_on
 from relive.compat.step_rows import StepBuffer, StepRows
-from relive.compat.views import memory_views
+from relive.compat.views import as_bools, memory_views
 from relive.errors import SchemaError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import check_nonempty, check_positive_int
@@ -52,9 +51,7 @@ class RolloutBuffer(StepBuffer):
         if rows.is_full:
             remedy = "Train on the rollout, then set step = 0."
             raise IndexError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
-        if type(done) is not torch.Tensor or done.dtype is not torch.bool:
-            done = done != 0 if isinstance(done, torch.Tensor) else np.asarray(done) != 0
-        rows.write((obs, action, reward, done, value, logprob))
+        rows.write((obs, action, reward, as_bools(done), value, logprob))
 
     def set_extras(self, extras: Mapping[str, Any] | None) -> None:
         """Set tensors `[T, N, …]` to add to every batch; they replace earlier extras."""
