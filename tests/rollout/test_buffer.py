@@ -176,6 +176,14 @@ class TestForEnv:
         with pytest.raises(rl.SchemaError, match="final_obs: expected None under autoreset=NEXT_STEP"):
             make(count=0, autoreset="NEXT_STEP").add(**step(0), final_obs=np.zeros((N, 2)))
 
+    def test_steps_that_continue_do_not_warn(self) -> None:
+        rollout = make(30, count=0, autoreset="DISABLED")
+        for t in range(30):
+            fields, next_obs = step(t), step(t + 1)["obs"]
+            ends = fields["terminated"], fields["truncated"]
+            rollout.add_step(fields["obs"], fields["action"], (next_obs, fields["reward"], *ends, {}))
+        assert rollout["obs"][:, 0, 0].tolist() == list(range(30))
+
 
 class TestOtherDevices:
     def test_a_tensor_of_another_device_is_refused(self) -> None:
