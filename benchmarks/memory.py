@@ -60,7 +60,7 @@ class MemoryResult:
     not_offered: list[str] = field(default_factory=list)
 
     def meets(self, line: Bytes) -> bool | None:
-        """Whether our smallest form meets the bar; None for other libraries."""
+        """Return whether our smallest form meets the bar; None for other libraries."""
         smallest = next((other for other in self.lines if other.role == "ours"), None)
         if line is not smallest or line.figure is None:
             return None

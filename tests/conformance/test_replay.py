@@ -316,7 +316,7 @@ class TestT13Draws:
 
 
 def goal_buffer(lengths: list[int], capacity: int, seed: int = 0) -> rl.ReplayBuffer:
-    """Episodes of a walker on a line: achieved goal = 100·episode + step."""
+    """Return a buffer with episodes of a walker on a line: achieved goal = 100·episode + step."""
     replay = rl.ReplayBuffer(capacity, obs={"at": 1, "goal": 1}, action=(), seed=seed)
     for episode, length in enumerate(lengths):
         for t in range(length):

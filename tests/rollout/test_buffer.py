@@ -64,22 +64,6 @@ class TestStoring:
         with pytest.raises(rl.SchemaError, match="^hint: expected a value, got None"):
             rollout.add(**step(0))
 
-    def test_extra_fields_of_any_kind_join_the_batches(self, backend: str) -> None:
-        extra = {
-            "action_mask": rl.Field(9, torch.bool),
-            "privileged": {"mass": (), "map": rl.Field((2, 2), torch.uint8)},
-        }
-        rollout = make(count=0, extra=extra)
-        for t in range(4):
-            privileged = {"mass": np.full(N, t / 2), "map": np.full((N, 2, 2), t, np.uint8)}
-            rollout.add(**step(t), action_mask=np.full((N, 9), t % 2 == 0), privileged=privileged)
-        batch = next(rollout.minibatches(4 * N, shuffle=False))
-        time = batch["obs"][:, 0]
-        assert batch["action_mask"].dtype == torch.bool
-        assert torch.equal(batch["action_mask"][:, 0], time % 2 == 0)
-        assert torch.equal(batch["privileged", "mass"], time / 2)
-        assert torch.equal(batch["privileged", "map"][:, 1, 1], time.to(torch.uint8))
-
     def test_log_prob_can_be_declared_otherwise(self) -> None:
         rollout = rl.RolloutBuffer(1, N, obs=2, action=2, reward=(2,), extra={"log_prob": ()})
         flags = np.zeros(N, bool)
@@ -176,6 +160,14 @@ class TestForEnv:
         with pytest.raises(rl.SchemaError, match="final_obs: expected None under autoreset=NEXT_STEP"):
             make(count=0, autoreset="NEXT_STEP").add(**step(0), final_obs=np.zeros((N, 2)))
 
+    def test_steps_that_continue_do_not_warn(self) -> None:
+        rollout = make(30, count=0, autoreset="DISABLED")
+        for t in range(30):
+            fields, next_obs = step(t), step(t + 1)["obs"]
+            ends = fields["terminated"], fields["truncated"]
+            rollout.add_step(fields["obs"], fields["action"], (next_obs, fields["reward"], *ends, {}))
+        assert rollout["obs"][:, 0, 0].tolist() == list(range(30))
+
 
 class TestOtherDevices:
     def test_a_tensor_of_another_device_is_refused(self) -> None:
@@ -259,14 +251,6 @@ class TestStatistics:
             rollout.add(**step(t, terminated=ended), hidden=np.full((N, 2), t), energy=np.full(N, 10.0**t))
         assert stats.episodes()["energy"].tolist() == [1111.0] * N
         assert (norm.count, norm.mean.tolist()) == (4 * N, [1.5, 1.5])
-
-    def test_statistics_count_every_step_except_reset_rows(self, backend: str) -> None:
-        stats = rl.EpisodeStats(N)
-        rollout = make(count=0, autoreset="NEXT_STEP", stats=stats)
-        rollout.add(**step(0, terminated=np.array([False, True, False])))
-        rollout.add(**step(1))
-        assert (stats.num_steps, stats.episodes()["return"].tolist()) == (2 * N - 1, [1.0])
-        assert stats.snapshot()["open"].tolist() == [[10.0, 0.0, 14.0], [2.0, 0.0, 2.0]]
 
 
 def test_nbytes_counts_fields_and_attached_tensors() -> None:

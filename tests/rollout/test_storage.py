@@ -150,6 +150,13 @@ class TestLending:
         rollout.take_back()
         assert rollout.data.shape == (127, 3)
 
+    @pytest.mark.parametrize("wrong", [-1, 5, True, 1.0])
+    def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
+        rollout = make(count=2)
+        with pytest.raises(rl.SchemaError, match="^take_back: expected 0 to 4 steps"):
+            rollout.take_back(wrong)
+        assert rollout.num_stored == 2
+
 
 class TestMemoryInOtherHands:
     def test_columns_that_were_moved_to_shared_memory_are_found_again(self, backend: str) -> None:

@@ -73,13 +73,6 @@ class TestCounting:
         assert (summary["terminated_rate"], summary["truncated_rate"]) == pytest.approx((1 / 3, 2 / 3))
         assert (summary["episodes"], stats.num_episodes, stats.num_steps) == (3.0, 3, 6)
 
-    def test_the_oldest_leave_the_window_and_the_count_goes_on(self, arithmetic: str) -> None:
-        stats = play(rl.EpisodeStats(1, window=3), 1, 2, 3, 4, 5)
-        assert stats.episodes()["return"].tolist() == [3, 4, 5]
-        assert stats.summary()["episodes"] == 5
-        play(stats, 6)
-        assert stats.episodes()["return"].tolist() == [4, 5, 6]
-
     def test_torch_ops_write_no_slot_but_the_spare_one_twice_in_a_step(self) -> None:
         """On other devices the order of two writes to one slot is undefined."""
         with kernels.force("torch"):
@@ -447,20 +440,6 @@ class TestBuffers:
             single.add(**{name: column[t] for name, column in block.items()})
         assert as_lists(stats[0]) == as_lists(stats[1])
         assert stats[0].num_steps == len(whole) < 60
-
-    def test_rewards_of_several_agents_are_added_up(self, backend: str) -> None:
-        stats = rl.EpisodeStats(2)
-        rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), reward=(3,), value=(3,), stats=stats)
-        obs, reward = np.zeros((2, 1)), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-        rollout.add(obs, [0, 0], reward, end(), end())
-        del rollout
-        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=(3,), stats=stats)
-        replay.add(obs, [0, 0], reward, end(0, 1), end(), obs + 1)
-        assert stats.episodes()["return"].tolist() == [12.0, 30.0]
-        alone = rl.EpisodeStats(None)
-        rollout = rl.RolloutBuffer(4, None, obs=1, action=(), reward=(3,), value=(3,), stats=alone)
-        rollout.add([0.0], 0.0, [1.0, 2.0, 3.0], True, False)
-        assert alone.episodes()["return"].tolist() == [6.0]
 
     @pytest.mark.parametrize("agents", [1, 7, 8, 9, 100, 300])
     def test_the_native_core_adds_the_rewards_of_agents_in_the_order_of_numpy(self, agents: int) -> None:

@@ -147,7 +147,7 @@ class Storage:
             raise misaligned_error(path_name(paths[indices[bad_position]]))
 
     def commit(self, row: int, finals: list[Finals] | None = None) -> None:
-        """Make the written row a stored step. `finals` are the final observations of all steps; None if it has none."""
+        """Make the written row a stored step; `finals`, unless None, replaces the final observations of all steps."""
         if finals is not None or self.staged or self.attached:
             staged: set[str] = set()
             finals = self.finals if finals is None else finals
