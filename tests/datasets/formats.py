@@ -12,20 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.datasets import (
-    from_hdf5,
-    from_lerobot,
-    from_minari,
-    from_zarr,
-    hdf5,
-    lerobot,
-    minari,
-    to_hdf5,
-    to_lerobot,
-    to_minari,
-    to_zarr,
-    zarr,
-)  # fmt: skip
+from relive.datasets import hdf5, lerobot, minari, zarr
 
 _MODULES = {"h5py": "hdf5", "numcodecs": "zarr", "pyarrow": "lerobot", "PIL": "lerobot", "minari": "minari"}
 for module, extra in _MODULES.items():
@@ -44,19 +31,19 @@ class Format(NamedTuple):
 
 def _read_lerobot(path: Path, *arguments: Any, columns: Any = None, **options: Any) -> Any:
     """Read a dataset of a buffer without tasks."""
-    return from_lerobot(path, *arguments, columns={"task_index": None} | (columns or {}), **options)
+    return lerobot.from_lerobot(path, *arguments, columns={"task_index": None} | (columns or {}), **options)
 
 
 FORMATS = {
-    "robomimic.hdf5": Format(hdf5, to_hdf5, from_hdf5),
-    "d4rl.hdf5": Format(hdf5, lambda replay, path: to_hdf5(replay, path, layout="d4rl"), from_hdf5),
-    "folder.zarr": Format(zarr, to_zarr, from_zarr),
-    "zipped.zarr.zip": Format(zarr, to_zarr, from_zarr),
-    "lerobot": Format(lerobot, lambda replay, path: to_lerobot(replay, path, fps=10), _read_lerobot),
+    "robomimic.hdf5": Format(hdf5, hdf5.to_hdf5, hdf5.from_hdf5),
+    "d4rl.hdf5": Format(hdf5, lambda replay, path: hdf5.to_hdf5(replay, path, layout="d4rl"), hdf5.from_hdf5),
+    "folder.zarr": Format(zarr, zarr.to_zarr, zarr.from_zarr),
+    "zipped.zarr.zip": Format(zarr, zarr.to_zarr, zarr.from_zarr),
+    "lerobot": Format(lerobot, lambda replay, path: lerobot.to_lerobot(replay, path, fps=10), _read_lerobot),
     "minari-v0": Format(
         minari,
-        lambda replay, path: to_minari(replay, path.name),
-        lambda path, *arguments, **options: from_minari(path.name, *arguments, **options),
+        lambda replay, path: minari.to_minari(replay, path.name),
+        lambda path, *arguments, **options: minari.from_minari(path.name, *arguments, **options),
     ),
 }
 """For each file name, its format. Minari writes into the folder of the fixture `folder`."""
