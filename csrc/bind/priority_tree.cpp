@@ -106,12 +106,13 @@ public:
         return nb::none();
     }
 
-    // Set the leaves of slots touched by a write: transitions get `mass`, all other slots get zero.
-    void mark(const Touched& touched, double mass) {
-        const auto count = static_cast<int64_t>(touched.slots.size());
-        if (!in_range(touched.slots.data(), count, tree.num_leaves())) refuse<OutOfRange>("leaf: expected slots of the tree");
+    // Set the leaves of the slots that a write changed: transitions get `mass`, all other slots get zero.
+    void set_written_slots(const ChangedSlots& changed, double mass) {
+        const auto count = static_cast<int64_t>(changed.slots.size());
+        if (!in_range(changed.slots.data(), count, tree.num_leaves()))
+            refuse<OutOfRange>("leaf: expected slots of the tree");
         MaybeReleased released(count * kBytesPerLeaf);
-        mark_touched(tree, touched, mass);
+        relive::set_written_slots(tree, changed, mass);
     }
 
     void rebuild() {
@@ -167,7 +168,7 @@ void bind_priority_tree(nb::module_& m) {
         .def("draw", &BoundTree::draw)
         .def("draw_weighted", &BoundTree::draw_weighted)
         .def("update", &BoundTree::update)
-        .def("mark", &BoundTree::mark)
+        .def("set_written_slots", &BoundTree::set_written_slots)
         .def("total", [](const BoundTree& self) { return self.tree.total(); })
         .def("smallest", [](BoundTree& self) { return self.tree.smallest(); })
         .def("rebuild", &BoundTree::rebuild)

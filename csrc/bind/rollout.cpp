@@ -225,13 +225,13 @@ struct SequenceIndex {
 
 class SequenceGather {
 public:
-    // Read `steps` at every step of a sequence, `carried` (initial states) only at its first step.
+    // Read `steps` at every step of a sequence, `initial_states` only at its first step.
     SequenceGather(nb::handle index, int64_t length, const char* layout, nb::list steps, std::vector<int> step_ndims,
-                   nb::list carried, std::vector<int> carried_ndims)
+                   nb::list initial_states, std::vector<int> initial_ndims)
         : index_(nb::cast<const SequenceIndex&>(index)),
           reader_(index_.sequences, index_.rows, length, read_layout(layout), read_columns(steps, step_ndims, index_.rows),
-                  read_columns(carried, carried_ndims, index_.rows)),
-          kept_alive_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(carried))) {
+                  read_columns(initial_states, initial_ndims, index_.rows)),
+          kept_alive_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(initial_states))) {
         if (length < index_.sequences.longest) refuse("length: expected at least ", index_.sequences.longest, ", got ", length);
     }
 

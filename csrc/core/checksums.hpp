@@ -45,7 +45,7 @@ inline uint64_t mix_bytes(uint64_t state, const char* data, int64_t bytes) {
 
 inline uint64_t compute_observation_checksum(const RingMemory& memory, int64_t flat, int64_t row) {
     uint64_t state = mix(mix(1, static_cast<uint64_t>(row)), memory.ring.first[flat]);
-    for (size_t o = 0; o < memory.observed.size(); ++o) {
+    for (size_t o = 0; o < memory.obs_leaves.size(); ++o) {
         const Leaf& leaf = memory.observation(o);
         state = mix_bytes(state, leaf.at(flat), leaf.bytes);
     }
@@ -97,18 +97,18 @@ inline void store_all_checksums(const RingMemory& memory) {
         store_checksums(memory, flat, ring.get_row(flat), true, true);
 }
 
-// Set broken[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0. If a row holds
+// Set damaged[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0. If a row holds
 // only an observation, only the checksum of the observation is compared. Rewritable leaves are not compared (see
 // `find_torn_rows`).
-inline void find_broken_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* broken) {
+inline void find_damaged_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* damaged) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat) {
         const int64_t row = ring.get_row(flat), env = flat % ring.envs;
         const uint8_t kind = ring.kind[flat];
-        broken[flat] = 0;
+        damaged[flat] = 0;
         if (kind == kEmpty || row < since[env] || row >= until[env]) continue;
         const bool is_step = kind == kTransition || kind == kHistory;
-        broken[flat] = ring.checksums[2 * flat] != compute_observation_checksum(memory, flat, row) ||
+        damaged[flat] = ring.checksums[2 * flat] != compute_observation_checksum(memory, flat, row) ||
                        (is_step && ring.checksums[2 * flat + 1] != compute_rest_checksum(memory, flat, row));
     }
 }
@@ -134,7 +134,7 @@ inline int64_t rewritable_bytes(const RingMemory& memory) {
 inline void keep_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // Complete the rewrite that a killed process left in the journal, if any.
-inline void finish_write_back(RingMemory& memory) {
+inline void finish_rewriting(RingMemory& memory) {
     int64_t* journal = memory.rewritable.journal;
     if (!journal || *journal < 1 || *journal > memory.ring.num_flat()) return;
     const int64_t flat = *journal - 1;
@@ -151,7 +151,7 @@ inline void finish_write_back(RingMemory& memory) {
 
 // Write row i of `values[l]` to slot `slots[i]` of the rewritable leaf l, in order: the last row wins if a slot repeats.
 // Negative slots and null values are skipped. With a journal, the new bytes of a row are recorded before they are stored.
-inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, const std::vector<const char*>& values) {
+inline void rewrite_rows(RingMemory& memory, const int64_t* slots, int64_t count, const std::vector<const char*>& values) {
     int64_t* journal = memory.rewritable.journal;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t flat = slots[i];
@@ -168,7 +168,7 @@ inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, 
         keep_order();
         *journal = 1 + flat;
         keep_order();
-        finish_write_back(memory);
+        finish_rewriting(memory);
     }
 }
 

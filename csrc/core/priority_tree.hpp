@@ -250,7 +250,7 @@ private:
     }
 
     void set_chunk(const int64_t* index, const double* values, int64_t stride, int count) noexcept {
-        int64_t touched[kChunk];
+        int64_t changed[kChunk];
         int size = 0;
         for (int i = 0; i < count; ++i) {
             if (i + kAhead < count) RELIVE_PREFETCH(leaves_ + index[i + kAhead]);
@@ -260,24 +260,24 @@ private:
             // Leaves of a draw are sorted, so comparing with the previous group finds nearly all duplicates. Recomputing a
             // group twice is harmless.
             const int64_t group = index[i] / kFan;
-            if (size > 0 && touched[size - 1] == group) continue;
-            touched[size++] = group;
+            if (size > 0 && changed[size - 1] == group) continue;
+            changed[size++] = group;
             if (top_level_ > 0) RELIVE_PREFETCH(sums_[1] + group);
         }
-        for (int level = 0; level < top_level_; ++level) size = renew_above(level, touched, size);
+        for (int level = 0; level < top_level_; ++level) size = renew_above(level, changed, size);
     }
 
-    // Recompute the sums above the touched groups of a level. Replaces `touched` with the touched groups one level up and
+    // Recompute the sums above the changed groups of a level. Replaces `changed` with the changed groups one level up and
     // returns their number.
-    int renew_above(int level, int64_t* touched, int size) noexcept {
+    int renew_above(int level, int64_t* changed, int size) noexcept {
         const bool all = size >= groups(level);
         if (all) size = static_cast<int>(groups(level));
-        renew_sums(level, all ? nullptr : touched, size);
-        if (summary_.has_minima != 0) renew_minima(level, all ? nullptr : touched, size);
+        renew_sums(level, all ? nullptr : changed, size);
+        if (summary_.has_minima != 0) renew_minima(level, all ? nullptr : changed, size);
         int above = 0;
         for (int i = 0; i < size; ++i) {
-            const int64_t group = (all ? i : touched[i]) / kFan;
-            if (above == 0 || touched[above - 1] != group) touched[above++] = group;
+            const int64_t group = (all ? i : changed[i]) / kFan;
+            if (above == 0 || changed[above - 1] != group) changed[above++] = group;
         }
         return above;
     }
@@ -368,11 +368,11 @@ struct PriorityUpdate {
     }
 };
 
-// Set the leaves of the slots touched by a write: transitions get `mass`, all other slots get zero.
-inline void mark_touched(PriorityTree& tree, const Touched& touched, double mass) {
-    std::vector<double> values(touched.slots.size());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = touched.kind[touched.slots[i]] == kTransition ? mass : 0.0;
-    tree.set(touched.slots.data(), values.data(), 1, static_cast<int64_t>(values.size()));
+// Set the leaves of the slots that a write changed: transitions get `mass`, all other slots get zero.
+inline void set_written_slots(PriorityTree& tree, const ChangedSlots& changed, double mass) {
+    std::vector<double> values(changed.slots.size());
+    for (size_t i = 0; i < values.size(); ++i) values[i] = changed.kind[changed.slots[i]] == kTransition ? mass : 0.0;
+    tree.set(changed.slots.data(), values.data(), 1, static_cast<int64_t>(values.size()));
 }
 
 }

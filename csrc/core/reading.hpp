@@ -104,7 +104,7 @@ struct ReadPlan {
         const char* column = read.column;
         const bool is_next = groups[static_cast<size_t>(group)].anchor == ReadGroup::Anchor::kNext;
         for (size_t o = 0; o < memory.next_columns.size(); ++o)
-            if (memory.observed[o] == leaf && is_next) column = memory.next_columns[o];
+            if (memory.obs_leaves[o] == leaf && is_next) column = memory.next_columns[o];
         reads.push_back({&read, column, static_cast<size_t>(group)});
     }
 };
@@ -354,7 +354,7 @@ private:
             for (size_t i = 0; i < target.slots.size(); ++i) target.slots[i] = extents_[i].last_slot;
         else if (!target.slots.empty())
             std::copy(rows_.begin(), rows_.end(), target.slots.begin());
-        if (group.anchor == Anchor::kNext && !ring.keeps_next)
+        if (group.anchor == Anchor::kNext && !ring.stores_next_obs)
             for (int64_t& slot : target.slots) slot = ring.after(slot);
     }
 
@@ -487,7 +487,7 @@ private:
 
     void request_row(int64_t flat) const {
         const Ring& ring = memory_.ring;
-        const int64_t next = ring.keeps_next ? flat : ring.after(flat);
+        const int64_t next = ring.stores_next_obs ? flat : ring.after(flat);
         // If the next row is in the next slot, one request covers both rows.
         const bool adjacent = next == flat + 1;
         for (const Leaf& leaf : memory_.leaves) {
@@ -497,9 +497,9 @@ private:
             }
             request_bytes(leaf.at(flat), leaf.bytes * (adjacent ? 2 : 1));
         }
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
-            if (ring.keeps_next) request_bytes(memory_.next_columns[o] + flat * leaf.bytes, leaf.bytes);
+            if (ring.stores_next_obs) request_bytes(memory_.next_columns[o] + flat * leaf.bytes, leaf.bytes);
             else if (!adjacent) request_bytes(leaf.at(next), leaf.bytes);
         }
     }

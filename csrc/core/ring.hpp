@@ -67,7 +67,7 @@ struct Ring {
     // Number of newest rows that can be sampled, the pending row included.
     int64_t num_sampleable;
     // Whether next observations have columns of their own, in which case no row is pending.
-    bool keeps_next;
+    bool stores_next_obs;
     // Autoreset mode NEXT_STEP: the row after an episode end only resets the environment.
     bool next_step;
 
@@ -224,14 +224,14 @@ struct Ring {
     }
 
     // Make `row` the newest row of its environment. The row that leaves the window can no longer be sampled.
-    void advance(int64_t row, int64_t env, std::vector<int64_t>* touched) {
+    void advance(int64_t row, int64_t env, std::vector<int64_t>* changed) {
         const int64_t old = minus(row, num_sampleable);
         if (old >= 0) {
             const int64_t flat = at(old, env);
             if (kind[flat] == kTransition) {
                 kind[flat] = slots > num_sampleable ? kHistory : kEmpty;
                 count[env] = minus(count[env], 1);
-                if (touched) touched->push_back(flat);
+                if (changed) changed->push_back(flat);
             }
         }
         kind[at(row, env)] = kEmpty;
@@ -247,8 +247,8 @@ private:
         const bool has_rows = head[env] > floor[env];
         if (floor[env] < 0 || head[env] < floor[env] || head[env] > INT64_MAX / envs - 1) return false;
         if (open[env] > 1 || resetting[env] > 1) return false;
-        if (open[env] && (keeps_next || !has_rows)) return false;
-        if (resetting[env] && !(next_step && (open[env] || keeps_next || !has_rows))) return false;
+        if (open[env] && (stores_next_obs || !has_rows)) return false;
+        if (resetting[env] && !(next_step && (open[env] || stores_next_obs || !has_rows))) return false;
         if (!next_step || !has_rows) return true;
         const bool is_after_end = is_end(at(head[env] - 1, env), terminated, truncated);
         return resetting[env] ? is_after_end : !(is_after_end && open[env]);
@@ -273,20 +273,20 @@ private:
         if ((is == kPending) != (is_stored && age == 0 && column.is_open)) return false;
         if (is == kTransition && age >= num_sampleable) return false;
         if (is == kHistory && age < num_sampleable && age <= oldest_age - (slots - num_sampleable) && !has_mutable) return false;
-        if (!keeps_next && (is == kTransition || is == kHistory) && age == 0) return false;
+        if (!stores_next_obs && (is == kTransition || is == kHistory) && age == 0) return false;
         if (is == kFinal && !next_step && (is_after_final || age == oldest_age)) return false;
         if (is == kFinal && next_step && is_after_final && age + 1 < std::min(oldest_age, slots - 1) &&
             kind[second_previous] == kFinal)
             return false;
         const bool is_after_end = follows && is_end(previous, terminated, truncated);
-        if (keeps_next) return (first[flat] || !is_stored) && (is_after_end || !(follows && is == kFinal));
+        if (stores_next_obs) return (first[flat] || !is_stored) && (is_after_end || !(follows && is == kFinal));
         if (follows && static_cast<bool>(first[flat]) != is_after_final) return false;
         return !is_after_end || is == kFinal || (is == kPending && next_step);
     }
 };
 
 // Slots that the last write changed to or from kTransition, for samplers that store a number per slot.
-struct Touched {
+struct ChangedSlots {
     std::vector<int64_t> slots;
     const uint8_t* kind;
 };
@@ -431,8 +431,8 @@ struct RingMemory {
     Ring ring{};
     std::vector<Leaf> leaves;
     // Ascending leaf indices of observations.
-    std::vector<int> observed;
-    // Columns of next observations; empty unless `ring.keeps_next`.
+    std::vector<int> obs_leaves;
+    // Columns of next observations; empty unless `ring.stores_next_obs`.
     std::vector<char*> next_columns;
     // Leaf indices of the fields with these names.
     int reward, terminated, truncated;
@@ -441,9 +441,9 @@ struct RingMemory {
     bool same_step;
 
     const Leaf& leaf(int i) const { return leaves[static_cast<size_t>(i)]; }
-    const Leaf& observation(size_t o) const { return leaf(observed[o]); }
+    const Leaf& observation(size_t o) const { return leaf(obs_leaves[o]); }
     bool has_stacks() const {
-        return std::any_of(observed.begin(), observed.end(), [this](int o) { return leaf(o).stacked(); });
+        return std::any_of(obs_leaves.begin(), obs_leaves.end(), [this](int o) { return leaf(o).stacked(); });
     }
 };
 

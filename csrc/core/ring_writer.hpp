@@ -60,7 +60,7 @@ inline bool read_array(const ArrayView& array, const Leaf& leaf, const LeadingAx
 // The steps of one call before they are stored, numbered from 0 to count() - 1 in the order [steps, environments].
 class StepBlock {
 public:
-    explicit StepBlock(const RingMemory& memory) : memory_(memory), inputs_(memory.leaves.size() + memory.observed.size()) {}
+    explicit StepBlock(const RingMemory& memory) : memory_(memory), inputs_(memory.leaves.size() + memory.obs_leaves.size()) {}
 
     // Begin a call with `steps` steps of all environments, or of the `envs` environments in `env_index`.
     void begin(int64_t steps, const int64_t* env_index = nullptr, int64_t envs = 0) {
@@ -84,7 +84,7 @@ public:
 
     const char* item(size_t leaf, int64_t bytes, int64_t i) const { return inputs_[leaf].data + i * bytes; }
     const char* obs(size_t o, int64_t i) const {
-        return item(static_cast<size_t>(memory_.observed[o]), memory_.observation(o).input_bytes, i);
+        return item(static_cast<size_t>(memory_.obs_leaves[o]), memory_.observation(o).input_bytes, i);
     }
     const char* next_obs(size_t o, int64_t i) const {
         return item(memory_.leaves.size() + o, memory_.observation(o).input_bytes, i);
@@ -108,7 +108,7 @@ public:
 
     // Whether observation and next observation of the first step share memory, as if the environment reuses its array.
     bool overlaps(size_t o) const {
-        const InputLeaf& a = inputs_[static_cast<size_t>(memory_.observed[o])];
+        const InputLeaf& a = inputs_[static_cast<size_t>(memory_.obs_leaves[o])];
         const InputLeaf& b = inputs_[memory_.leaves.size() + o];
         return a.source < b.source + b.source_bytes / steps_ && b.source < a.source + a.source_bytes / steps_;
     }
@@ -139,7 +139,7 @@ public:
 
     // Whether step i starts with the observation stored at a slot.
     bool starts_with(int64_t flat, int64_t i) const {
-        for (size_t o = 0; o < memory_.observed.size(); ++o)
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o)
             if (differ(o, observation_at(o, flat, rebuilt_), obs(o, i))) return false;
         return true;
     }
@@ -152,7 +152,7 @@ public:
     // Whether two slots hold different observations. Stacked leaves are compared as whole stacks.
     bool observations_differ(int64_t flat, int64_t next) const {
         std::vector<char> stack, next_stack;
-        for (size_t o = 0; o < memory_.observed.size(); ++o)
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o)
             if (differ(o, observation_at(o, flat, stack), observation_at(o, next, next_stack))) return true;
         return false;
     }
@@ -179,7 +179,7 @@ private:
 
     // Whether step i starts with the next observation of the preceding step in the same block.
     bool continues_block(int64_t i) const {
-        for (size_t o = 0; o < memory_.observed.size(); ++o)
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o)
             if (differ(o, obs(o, i), next_obs(o, i - envs_))) return false;
         return true;
     }
@@ -188,7 +188,7 @@ private:
     // -1.
     int64_t find_unpadded(int64_t i) const {
         std::vector<char> newest, padded;
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
             if (!leaf.stacked()) continue;
             newest.resize(static_cast<size_t>(leaf.bytes));
@@ -198,14 +198,14 @@ private:
             std::fill_n(frames, leaf.frames.k - 1, leaf.frames.repeat ? newest.data() : nullptr);
             frames[leaf.frames.k - 1] = newest.data();
             leaf.frames.build(padded.data(), frames);
-            if (differ(o, padded.data(), obs(o, i))) return memory_.observed[o];
+            if (differ(o, padded.data(), obs(o, i))) return memory_.obs_leaves[o];
         }
         return -1;
     }
 
     // Return the first next observation whose stack does not follow the observation of step i; or -1.
     int64_t find_unstackable(int64_t i) const {
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
             if (leaf.stacked() && !leaf.frames.follows(next_obs(o, i), obs(o, i)))
                 return static_cast<int64_t>(memory_.leaves.size() + o);
@@ -282,14 +282,14 @@ public:
     // The steps to write. The caller fills the block, checks it, then calls `write`.
     StepBlock block;
     Continuity continuity;
-    Touched touched;
-    bool keeps_touched = false;
+    ChangedSlots changed;
+    bool tracks_changes = false;
 
-    explicit RingWriter(RingMemory& memory) : block(memory), memory_(memory), ring_(memory.ring) { touched.kind = ring_.kind; }
+    explicit RingWriter(RingMemory& memory) : block(memory), memory_(memory), ring_(memory.ring) { changed.kind = ring_.kind; }
 
-    // Write all steps of the block. The caller has checked the block and emptied `touched`.
+    // Write all steps of the block. The caller has checked the block and emptied `changed`.
     void write() {
-        const bool may_copy = ring_.envs > 1 && block.of_all_envs() && !ring_.keeps_next && !memory_.has_stacks();
+        const bool may_copy = ring_.envs > 1 && block.of_all_envs() && !ring_.stores_next_obs && !memory_.has_stacks();
         continuity.infinite += !block.has_finite_rewards();
         for (int64_t t = 0; t < block.steps(); ++t) {
             if (may_copy && all_continue(t)) {
@@ -301,14 +301,14 @@ public:
     }
 
 private:
-    std::vector<int64_t>* touched_slots() { return keeps_touched ? &touched.slots : nullptr; }
+    std::vector<int64_t>* changed_slots() { return tracks_changes ? &changed.slots : nullptr; }
 
     // Count the episode end before step i if it is still stored. Episodes of one step are ignored: a bandit may
     // legitimately pass the next context as the next observation.
     void count_end(int64_t env, int64_t i) {
         // `row` is the row of the episode's last step; the following row holds the final observation.
         const int64_t row = minus(ring_.head[env], 2);
-        if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
+        if (ring_.next_step || ring_.stores_next_obs || row < ring_.floor[env]) return;
         const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
@@ -324,7 +324,7 @@ private:
         const bool open = ring_.open[0];
         for (int64_t e = 0; e < envs; ++e)
             if (ring_.head[e] != row || static_cast<bool>(ring_.open[e]) != open || ring_.resetting[e]) return false;
-        for (size_t o = 0; o < memory_.observed.size() && open; ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size() && open; ++o) {
             const Leaf& leaf = memory_.observation(o);
             if (std::memcmp(leaf.at(flat), block.obs(o, t * envs), static_cast<size_t>(leaf.bytes * envs)) != 0) return false;
         }
@@ -340,7 +340,7 @@ private:
         const bool open = ring.open[0];
         if (open) continuity.followed += envs;
         else for (int64_t e = 0; e < envs; ++e) count_end(e, first_step + e);
-        std::vector<int64_t>* slots = touched_slots();
+        std::vector<int64_t>* slots = changed_slots();
         for (int64_t e = 0; e < envs; ++e) ring.begin(e);
         for (int64_t e = 0; e < envs && !open; ++e) ring.advance(row, e, slots);
         for (int64_t e = 0; e < envs; ++e) ring.advance(next, e, slots);
@@ -348,7 +348,7 @@ private:
             const Leaf& leaf = memory_.leaves[l];
             if (!(leaf.is_observation && open)) copy_block(leaf.at(flat), block.item(l, leaf.bytes, first_step), leaf.bytes * envs);
         }
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
             copy_block(leaf.at(next_flat), block.next_obs(o, first_step), leaf.bytes * envs);
         }
@@ -377,14 +377,14 @@ private:
     }
 
     void store_next_obs(int64_t flat, int64_t i) {
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
-            store(leaf, ring_.keeps_next ? memory_.next_columns[o] : leaf.column, flat, block.next_obs(o, i));
+            store(leaf, ring_.stores_next_obs ? memory_.next_columns[o] : leaf.column, flat, block.next_obs(o, i));
         }
     }
 
     void write_one(int64_t env, int64_t i) {
-        std::vector<int64_t>* slots = touched_slots();
+        std::vector<int64_t>* slots = changed_slots();
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
         // Whether the head row already holds its observation.
@@ -410,7 +410,7 @@ private:
         if (slots && !reset) slots->push_back(flat);
         const bool end = block.ended(i) && !reset;
         if (ring_.next_step) ring_.resetting[env] = end;
-        if (ring_.keeps_next) {
+        if (ring_.stores_next_obs) {
             store_next_obs(flat, i);
             store_checksums(memory_, flat, row, !open, true);
             ring_.head[env] = plus(row, 1);

@@ -173,11 +173,11 @@ public:
         std::vector<int64_t> packed_rows, packed_sizes;
     };
 
-    // Read the columns `steps` at every step of a sequence, `carried` (initial states) only at its first step.
+    // Read the columns `steps` at every step of a sequence, `initial_states` only at its first step.
     SequenceReader(const Sequences& sequences, int64_t rows, int64_t length, Layout layout, std::vector<Column> steps,
-                   std::vector<Column> carried)
+                   std::vector<Column> initial_states)
         : sequences_(sequences), rows_(rows), length_(length), layout_(layout), steps_(std::move(steps)),
-          carried_(std::move(carried)) {
+          initial_states_(std::move(initial_states)) {
         ArrayView is_first;
         is_first.data = reinterpret_cast<char*>(sequences.is_first.get());
         is_first.dtype = kBool;
@@ -199,7 +199,7 @@ public:
     }
 
     // Plan the tensors of a batch: the steps [B, length, …] (time first: [length, B, …]) with `is_first` last, the mask,
-    // the first rows [B], and the carried items [B, …]. Packed: steps are [total, …], and batch sizes replace the mask.
+    // the first rows [B], and the initial states [B, …]. Packed: steps are [total, …], and batch sizes replace the mask.
     void plan(const Batch& batch, TensorPlans& plans) const {
         const bool packed = layout_ == Layout::kPacked, time_first = layout_ == Layout::kTimeFirst;
         const auto count = static_cast<int64_t>(batch.runs.size()), total = static_cast<int64_t>(batch.packed_rows.size());
@@ -209,13 +209,13 @@ public:
         if (packed) plans.add(kInt64, 1, &longest);
         else plans.add(kBool, 2, shape);
         plans.add(kInt64, 1, &count);
-        for (const Column& column : carried_) column.plan(plans, 1, &count);
+        for (const Column& column : initial_states_) column.plan(plans, 1, &count);
     }
 
     // Fill the tensors of the plan.
     void read(const Batch& batch, const TensorPlans& plans) const {
         const std::vector<int64_t>&rows = batch.packed_rows, &sizes = batch.packed_sizes;
-        // Index of the tensor of the mask or of the batch sizes. The tensors of the first rows and of the carried items
+        // Index of the tensor of the mask or of the batch sizes. The tensors of the first rows and of the initial states
         // follow.
         const size_t after = steps_.size();
         for (size_t s = 0; s < after; ++s) {
@@ -227,8 +227,8 @@ public:
         auto* first = reinterpret_cast<int64_t*>(plans.data(after + 1));
         const auto count = static_cast<int64_t>(batch.runs.size());
         for (int64_t i = 0; i < count; ++i) first[i] = *batch.runs[static_cast<size_t>(i)].rows;
-        for (size_t c = 0; c < carried_.size(); ++c)
-            gather(plans.data(after + 2 + c), carried_[c].data, first, count, carried_[c].bytes, rows_);
+        for (size_t c = 0; c < initial_states_.size(); ++c)
+            gather(plans.data(after + 2 + c), initial_states_[c].data, first, count, initial_states_[c].bytes, rows_);
     }
 
 private:
@@ -271,7 +271,7 @@ private:
     const Sequences& sequences_;
     int64_t rows_, length_;
     Layout layout_;
-    std::vector<Column> steps_, carried_;
+    std::vector<Column> steps_, initial_states_;
 };
 
 }

@@ -109,7 +109,7 @@ class NativeTree:
         self.rebuild = self._tree.rebuild
         self.check = self._tree.deviation
         self.update = self._tree.update
-        self.set_written_slots = self._tree.mark
+        self.set_written_slots = self._tree.set_written_slots
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         if self._tree.set(leaves, priorities):

@@ -37,7 +37,6 @@ class NativeBackend(Backend):
         """The native module; later calls of `kernels.force` do not affect it."""
         self._is_valid = self._core.is_valid
         self._core.watch_cuts(rows.has_stats)
-        self._write_back = _make_write_back(self._core, rows)
         self._reads_files = rows.row_checksums is not None
         self._is_only_process = not rows.allocator.persistent
         """Whether these rows are neither in shared memory nor in a file, so that only this process writes them."""
@@ -68,21 +67,21 @@ class NativeBackend(Backend):
             self.warning = _WARNING_MESSAGES[status](self.continuity())
 
     def attach_counters(self, counters: Any) -> bool:
-        self._core.observe(counters)
+        self._core.attach_counters(counters)
         return True
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
+        self._core.rewrite(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
     def continuity(self) -> ContinuityStats:
         """Return the continuity statistics of the steps written by this object."""
         return ContinuityStats(*self._core.continuity_counts())
 
     def track_changes(self) -> None:
-        self._core.keep_touched(True)
+        self._core.track_changes(True)
 
     def changed_slots(self) -> ChangedSlots:
-        return torch.tensor(self._core.touched.slots, dtype=torch.int64, device="cpu"), None
+        return torch.tensor(self._core.changed_slots.slots, dtype=torch.int64, device="cpu"), None
 
     def clear(self) -> None:
         self._few_slots = None
@@ -120,13 +119,13 @@ class NativeBackend(Backend):
         return self._tree
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
-        self.priority_tree().set_written_slots(self._core.touched, mass)
+        self.priority_tree().set_written_slots(self._core.changed_slots, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
         # The native core sums only rewards of float32 and float64, so torch ops sum rewards of other dtypes.
         summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
         if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
-            return NativeReader(self, self._core.memory, plan)
+            return NativeReader(self, self._core, plan)
         return super().make_reader(plan)
 
     def read_leaves(
@@ -166,15 +165,13 @@ class NativeBackend(Backend):
             verify(torch.equal(self._few_slots, self.stored()), "few transitions", "those of the ring", self._few_slots)
 
     def recover(self) -> None:
-        if self._write_back is not None:
-            self._write_back.finish()
+        self._core.finish_rewrite()
         super().recover()
 
     def find_torn_rows(self) -> torch.Tensor:
         """Return a mask [S, N] of slots whose mutable leaves do not match their checksum."""
         is_torn = torch.zeros_like(self.ring.first)
-        if self._write_back is not None:
-            self._write_back.find_torn(is_torn)
+        self._core.find_torn(is_torn)
         return is_torn
 
     def discard_unfinished_rewrite(self) -> None:
@@ -189,7 +186,7 @@ class NativeBackend(Backend):
     def find_damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
         """Return a mask [S, N] of the rows from `since` [N] to before `until` [N] that do not match their checksum."""
         is_damaged = torch.zeros_like(self.ring.first)
-        self._core.find_broken(since, until, is_damaged)
+        self._core.find_damaged(since, until, is_damaged)
         return is_damaged
 
     def check_row_checksums(self) -> None:
@@ -214,7 +211,7 @@ class NativeReader(PlanReader):
 
     _backend: NativeBackend
 
-    def __init__(self, backend: NativeBackend, core_memory: Any, plan: ReadPlan) -> None:
+    def __init__(self, backend: NativeBackend, core: Any, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
         self.copies_unlocked = backend.is_shared and plan.is_transition
         is_packed = plan.layout is Layout.PACKED
@@ -228,7 +225,7 @@ class NativeReader(PlanReader):
             for anchor, offsets, mask, counts_observations in plan.groups
         ]
         self._core: Any = backend.native.PlanReader(
-            core_memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
+            core, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
             plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
         )  # fmt: skip
         self._assemble = assembler(plan.paths)
@@ -290,23 +287,21 @@ if kernels.native() is not None:
     }
 
 
-def _make_write_back(ring: Any, rows: RowStorage) -> Any:
-    """Return the native writer of mutable leaves; None without mutable leaves."""
-    if not rows.mutable:
-        return None
-    return kernels.native().WriteBack(ring.memory, list(rows.mutable), rows.mutable_checksums, rows.rewrite_journal)
-
-
 def _make_ring(rows: RowStorage) -> Any:
     """Return the native ring over the memory of these rows."""
     schema, ring = rows.schema, rows.ring
     stacks = [(f.k, f.axis, f.pad == "repeat") if isinstance(f, Stacked) else None for f in schema.fields]
+    state = {
+        **ring.state, "journal": ring.journal, "row_checksums": rows.row_checksums,
+        "rewrite_journal": rows.rewrite_journal, "rewrite_checksums": rows.mutable_checksums,
+    }  # fmt: skip
     return kernels.native().RingMemory(
         list(rows.leaves),
         stacks,
         list(rows.obs_leaves),
         list(rows.next_leaves),
-        {**ring.state, "journal": ring.journal, "seals": rows.row_checksums},
+        list(rows.mutable),
+        state,
         ring.num_sampleable,
         rows.next_step,
         rows.same_step,
