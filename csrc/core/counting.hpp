@@ -75,7 +75,4 @@ private:
     std::vector<double> values_, group_mean_, group_squares_;
 };
 
-// Set out[j] to the sum of column j of rows [count, columns], in the summation order of single-threaded `torch.sum(0)`.
-void sum_rows(const double* rows, int64_t count, int64_t columns, double* out);
-
 }
