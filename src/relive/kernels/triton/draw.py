@@ -6,14 +6,9 @@ transition. At least about one row in three is a transition, because at most a r
 few attempts are needed. All transitions are equally likely.
 """
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -93,12 +88,11 @@ class RowDrawer:
     """Draws slots of transitions from rings. `totals` are the counts of transitions by groups of environments."""
 
     def __init__(self, rings: Rings, totals: torch.Tensor) -> None:
-        self._rings, self._totals = rings, totals
-        self._constants: dict[str, Any] = {
-            "GROUP": group_size(rings.num_envs), "GROUPS": len(totals),
-            "num_warps": 4 if rings.num_envs <= 4096 else 16, "enable_fp_fusion": False,
-        }  # fmt: skip
-        self._launches: dict[tuple[int, int], Launch] = {}
+        state = rings.kind, rings.head, rings.open, rings.floor, rings.count, totals
+        self._launch = Launch(
+            draw_rows_kernel, (*state, rings.slots, rings.num_envs, rings.num_sampleable),
+            GROUP=group_size(rings.num_envs), GROUPS=len(totals), num_warps=4 if rings.num_envs <= 4096 else 16,
+        )  # fmt: skip
 
     def draw(self, stream: torch.Tensor, rows: int) -> torch.Tensor:
         """Draw flat slots of transitions [rows], uniformly with replacement. An empty ring gives arbitrary slots."""
@@ -107,14 +101,5 @@ class RowDrawer:
             part = out if rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]
             count = min(rows - start, MAX_DRAWS)
             block, programs = draw_blocks(count, BLOCK)
-            key = block, stream.data_ptr()
-            launch = self._launches.get(key) or self._bind(key, stream)
-            launch(stream, (programs, 1, 1), part, count)
+            self._launch(stream, (programs, 1, 1), part, count, stream, BLOCK=block)
         return out
-
-    def _bind(self, key: tuple[int, int], stream: torch.Tensor) -> Launch:
-        rings = self._rings
-        fixed = stream, rings.kind, rings.head, rings.open, rings.floor, rings.count, self._totals
-        sizes = rings.slots, rings.num_envs, rings.num_sampleable
-        self._launches[key] = launch = Launch(draw_rows_kernel, (*fixed, *sizes), {**self._constants, "BLOCK": key[0]})
-        return launch

@@ -5,10 +5,6 @@ each step a program first reads the state (heads, kinds, pending observations), 
 that all warps read the same state.
 """
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -318,7 +314,6 @@ class StepWriter:
         self._rings = rings
         leaves = [[_use_int64_words(leaf) for leaf in group] for group in (obs, rest, next_obs)]
         obs_words, rest_words, next_words = (tuple(leaf.words for leaf in group) for group in leaves)
-        self._words = obs_words, obs_words, rest_words
         self._is_widened = any(
             words.dtype != leaf.words.dtype
             for words, leaf in zip((*obs_words, *rest_words), (*obs, *rest), strict=True)
@@ -326,19 +321,17 @@ class StepWriter:
         layouts = [[leaf.layout for leaf in group] for group in leaves[:2]]
         has_wide_rows = any(layout[0] * layout[2] > MAX_NARROW for group in layouts for layout in group)
         self._per_program = 1 if has_wide_rows else 8
-        self._fixed = (
-            obs_words, next_words or obs_words, rest_words, rings.kind, rings.first, rings.head, rings.open,
-            rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size,
-            rings.num_sampleable,
+        obs_layouts, rest_layouts = (_choose_tiles(group, self._per_program) for group in layouts)
+        self._launch = Launch(
+            write_kernel,
+            (obs_words, next_words or obs_words, rest_words, rings.kind, rings.first, rings.head, rings.open,
+             rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size,
+             rings.num_sampleable),
+            (obs_words, obs_words, rest_words),
+            OBS=obs_layouts, REST=rest_layouts, TERMINATED=flags[0], TRUNCATED=flags[1], NEXT_STEP=next_step,
+            KEEPS_NEXT=bool(next_obs), HAS_HISTORY=rings.slots > rings.num_sampleable,
+            GROUP=group_size(rings.num_envs), num_warps=8 if has_wide_rows else 4,
         )  # fmt: skip
-        tiles = dict(zip(("OBS", "REST"), (_choose_tiles(group, self._per_program) for group in layouts), strict=True))
-        self._constants = {
-            **tiles, "TERMINATED": flags[0], "TRUNCATED": flags[1], "NEXT_STEP": next_step,
-            "KEEPS_NEXT": bool(next_obs), "HAS_HISTORY": rings.slots > rings.num_sampleable,
-            "GROUP": group_size(rings.num_envs),
-            "num_warps": 8 if has_wide_rows else 4, "enable_fp_fusion": False,
-        }  # fmt: skip
-        self._launches: dict[tuple[bool, bool, int], Launch] = {}
 
     def write(
         self, obs: InputLeaves, next_obs: InputLeaves, rest: InputLeaves, writers: int, steps: int,
@@ -351,17 +344,13 @@ class StepWriter:
         """
         rings = self._rings
         block, programs = blocks(writers, self._per_program)
-        key = envs is not None, changes is not None, block
-        launch = self._launches.get(key)
-        if launch is None:
-            constants = dict(zip(("HAS_ENVS", "TRACKS_CHANGES", "BLOCK"), key, strict=True))
-            launch = self._launches[key] = Launch(write_kernel, self._fixed, self._constants | constants, self._words)
         if self._is_widened:
             obs, next_obs, rest = (tuple(map(_align, inputs)) for inputs in (obs, next_obs, rest))
         changed_slots, is_changed = (rings.head, rings.kind) if changes is None else changes
-        launch(
+        self._launch(
             rings.kind, (programs, 1, 1), obs, next_obs, rest, rings.head if envs is None else envs,
             changed_slots, is_changed, writers, steps,
+            HAS_ENVS=envs is not None, TRACKS_CHANGES=changes is not None, BLOCK=block,
         )  # fmt: skip
 
 
