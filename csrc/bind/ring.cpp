@@ -1,4 +1,5 @@
-// Bindings of a replay buffer's memory: RingMemory writes steps, draws rows and rewrites leaves, PlanReader reads batches.
+// Bindings of a replay buffer's memory: RingMemory writes steps, draws rows and rewrites leaves, PlanReader reads
+// batches.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -85,7 +86,7 @@ RingMemory make_memory(nb::list columns, nb::list stacks, std::vector<int> obs_l
     const int64_t slots = memory.ring.slots = first.shape[0], envs = memory.ring.envs = first.shape[1];
     memory.ring.stores_next_obs = next_columns.size() > 0;
     for (size_t i = 0; i < leaves; ++i) memory.leaves.push_back(make_leaf(columns[i], stacks[i], slots, envs));
-    for (const int o : obs_leaves) memory.leaves[static_cast<size_t>(o)].is_observation = true;
+    for (const int o : obs_leaves) memory.leaves[o].is_observation = true;
     for (const int l : rewritable)
         if (memory.leaf(l).is_observation) refuse("rewritable: expected no observations, got ", l);
     for (size_t i = 0; i < next_columns.size(); ++i) {
@@ -104,7 +105,8 @@ RingMemory make_memory(nb::list columns, nb::list stacks, std::vector<int> obs_l
 // Read slots of the ring; `lowest` is -1 if -1 (no slot) is allowed.
 Array read_slots(nb::handle slots, const RingMemory& memory, int64_t lowest = 0) {
     Array in = read_index(slots);
-    if (!in_range(in.as<int64_t>(), in.shape[0], memory.ring.num_flat(), lowest)) refuse<OutOfRange>("slot: expected slots of the ring");
+    if (!in_range(in.as<int64_t>(), in.shape[0], memory.ring.num_flat(), lowest))
+        refuse<OutOfRange>("slot: expected slots of the ring");
     return in;
 }
 
@@ -114,7 +116,8 @@ bool read_input(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Arr
     int64_t shape[kMaxDims + 2];
     const int ndim = lead.put(shape);
     for (int d = 0; d < leaf.ndim; ++d) shape[ndim + d] = leaf.shape[d];
-    if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, leaf.input_bytes * lead.steps * lead.envs, input.scratch))
+    const int64_t bytes = leaf.input_bytes * lead.steps * lead.envs;
+    if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, bytes, input.scratch))
         return conversion().read(object, array) && read_array(array, leaf, lead, input);
     input.data = input.source = input.scratch.data();
     input.source_bytes = 0;
@@ -124,8 +127,8 @@ bool read_input(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Arr
 class BoundRing {
 public:
     // `columns[i]` is [slots, envs, …]; `stacks[i]` is (k, axis, repeat) or None. `obs_leaves` lists the columns of
-    // observations; `next_columns` has a column of next observations for each, or is empty. `rewritable` lists the columns
-    // that `rewrite` may change. `state` has the arrays of the ring by name (see `read_state`).
+    // observations; `next_columns` has a column of next observations for each, or is empty. `rewritable` lists the
+    // columns that `rewrite` may change. `state` has the arrays of the ring by name (see `read_state`).
     BoundRing(nb::list columns, nb::list stacks, std::vector<int> obs_leaves, nb::list next_columns,
               std::vector<int> rewritable, nb::dict state, int64_t num_sampleable, bool next_step, bool same_step,
               bool single, int reward, int terminated, int truncated)
@@ -158,9 +161,9 @@ public:
     RingMemory& memory() { return memory_; }
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 or a `Warning` (each once) if the steps
-    // were stored. Otherwise nothing was stored: i if leaf i (next observations follow the leaves) does not fit exactly, -2
-    // - i if the stack of leaf i cannot be rebuilt from single frames. `then` completes the change (see `complete`), or is
-    // None.
+    // were stored. Otherwise nothing was stored: i if leaf i (next observations follow the leaves) does not fit
+    // exactly, -2 - i if the stack of leaf i cannot be rebuilt from single frames. `then` completes the change (see
+    // `complete`), or is None.
     int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks, nb::handle then) {
         const int64_t status = store(values, nexts, env_ids, steps, blocks);
         const bool is_stored = status == -1 || status <= kLooksInfinite;
@@ -205,7 +208,8 @@ public:
     bool is_valid() const {
         MaybeReleased released(kReleaseBytes);
         const auto flags = [this](int leaf) { return reinterpret_cast<const uint8_t*>(memory_.leaf(leaf).column); };
-        return memory_.ring.is_valid(flags(memory_.terminated), flags(memory_.truncated), !memory_.rewritable.leaves.empty());
+        return memory_.ring.is_valid(flags(memory_.terminated), flags(memory_.truncated),
+                                     !memory_.rewritable.leaves.empty());
     }
 
     // Draw `count` slots of transitions uniformly with replacement. Returns None if transitions are too rare to find by
@@ -303,7 +307,8 @@ private:
     };
 
     void begin(nb::handle env_ids, int64_t steps, bool blocks) {
-        if (steps < 1 || (!blocks && steps != 1)) refuse<OutOfRange>("steps: expected 1, or the steps of a block, got ", steps);
+        if (steps < 1 || (!blocks && steps != 1))
+            refuse<OutOfRange>("steps: expected 1, or the steps of a block, got ", steps);
         if (env_ids.is_none()) return writer_.block.begin(steps);
         const Array array = read_index(env_ids);
         const auto* ids = array.as<int64_t>();
@@ -319,7 +324,8 @@ private:
         StepBlock& block = writer_.block;
         begin(env_ids, steps, blocks);
         const size_t leaves = memory_.leaves.size();
-        if (values.size() != leaves || nexts.size() != memory_.obs_leaves.size()) refuse("leaves: expected one for each column");
+        if (values.size() != leaves || nexts.size() != memory_.obs_leaves.size())
+            refuse("leaves: expected one for each column");
         if (block.envs() == 0) return -1;
         const LeadingAxes lead{steps, block.envs(), blocks, !single_};
         int64_t bytes = 0;
@@ -371,11 +377,11 @@ struct ReservedBatch {
 
 class PlanReader {
 public:
-    // `reads` are pairs (leaf, group) in the order of the batch. `groups` are tuples (anchor, of_observations, is_masked,
-    // offsets or None), see `ReadGroup`; `layout` is a `ReadPlan::Layout`.
+    // `reads` are pairs (leaf, group) in the order of the batch. `groups` are tuples (anchor, of_observations,
+    // is_masked, offsets or None), see `ReadGroup`; `layout` is a `ReadPlan::Layout`.
     PlanReader(BoundRing& ring, nb::list reads, nb::list groups, int layout, bool cross, bool step_ids, int64_t before,
                int64_t after, int64_t n, double gamma)
-        : plan_{ring.memory(), static_cast<ReadPlan::Layout>(layout), cross, step_ids, before, after, n, gamma, {}, {}, {}, false},
+        : plan_{ring.memory(), static_cast<ReadPlan::Layout>(layout), cross, step_ids, before, after, n, gamma},
           requests_(ring.memory()) {
         if (layout < 0 || layout >= ReadPlan::kLayouts) refuse("layout: expected 0 to 2, got ", layout);
         const bool is_packed = plan_.is_packed();
@@ -430,7 +436,8 @@ private:
         const bool requests = plan_.memory.ring.checksums && requests_.expects_waits();
         MaybeReleased released(requests ? kReleaseBytes : reserved.batch.plans.bytes());
         reserved.batch.find();
-        if (requests) reserved.batch.for_slots([&](const int64_t* slots, int64_t count) { requests_.request(slots, count); });
+        if (requests)
+            reserved.batch.for_slots([&](const int64_t* slots, int64_t count) { requests_.request(slots, count); });
         reserved.batch.read();
         return reserved.out;
     }
@@ -440,7 +447,8 @@ private:
         if (parts.size() != 4) refuse("groups: expected (anchor, of_observations, is_masked, offsets)");
         const int anchor = nb::cast<int>(parts[0]);
         if (anchor < 0 || anchor >= ReadGroup::kAnchors) refuse("groups: expected an anchor from 0 to 4, got ", anchor);
-        ReadGroup group{static_cast<Anchor>(anchor), nb::cast<bool>(parts[1]), nb::cast<bool>(parts[2]), !parts[3].is_none(), {}};
+        ReadGroup group{static_cast<Anchor>(anchor), nb::cast<bool>(parts[1]), nb::cast<bool>(parts[2]),
+                        !parts[3].is_none()};
         const bool may_move = group.anchor == Anchor::kRow || group.anchor == Anchor::kNext;
         if ((group.has_offsets && !may_move) || (group.is_masked && !group.has_offsets))
             refuse("groups: expected offsets from the row or the next observation on");
@@ -458,10 +466,12 @@ private:
     void add_read(nb::tuple pair) {
         if (pair.size() != 2) refuse("reads: expected (leaf, group)");
         const int leaf = nb::cast<int>(pair[0]), group = nb::cast<int>(pair[1]);
-        if (leaf < 0 || leaf >= static_cast<int>(plan_.memory.leaves.size())) refuse<OutOfRange>("reads: expected a leaf, got ", leaf);
-        if (group < 0 || group >= static_cast<int>(plan_.groups.size())) refuse<OutOfRange>("reads: expected a group, got ", group);
+        if (leaf < 0 || leaf >= static_cast<int>(plan_.memory.leaves.size()))
+            refuse<OutOfRange>("reads: expected a leaf, got ", leaf);
+        if (group < 0 || group >= static_cast<int>(plan_.groups.size()))
+            refuse<OutOfRange>("reads: expected a group, got ", group);
         const DataType dtype = plan_.memory.leaf(leaf).dtype;
-        const bool is_summed = plan_.groups[static_cast<size_t>(group)].anchor == ReadGroup::Anchor::kSum;
+        const bool is_summed = plan_.groups[group].anchor == ReadGroup::Anchor::kSum;
         if (is_summed && dtype != kFloat32 && dtype != kFloat64) refuse("reads: expected float32 or float64 to sum");
         plan_.add_read(leaf, group);
     }
@@ -481,8 +491,8 @@ void bind_ring(nb::module_& m) {
     m.attr("LOOKS_INFINITE") = static_cast<int64_t>(kLooksInfinite);
     nb::class_<ChangedSlots>(m, "ChangedSlots").def_ro("slots", &ChangedSlots::slots);
     nb::class_<BoundRing>(m, "RingMemory")
-        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, std::vector<int>, nb::dict, int64_t, bool, bool, bool,
-                      int, int, int>())
+        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, std::vector<int>, nb::dict, int64_t, bool, bool,
+                      bool, int, int, int>())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
         .def("attach_counters", &BoundRing::attach_counters)
         .def("continuity_counts", &BoundRing::continuity_counts)

@@ -21,8 +21,8 @@ double element(const char* data, int64_t i) {
 double half(const char* data, int64_t i) {
     const uint16_t bits = reinterpret_cast<const uint16_t*>(data)[i];
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const double magnitude = exponent == 31 ? (fraction ? std::nan("") : HUGE_VAL)
-                                            : std::ldexp(exponent ? fraction + 1024 : fraction, std::max(exponent, 1) - 25);
+    const double finite = std::ldexp(exponent ? fraction + 1024 : fraction, std::max(exponent, 1) - 25);
+    const double magnitude = exponent < 31 ? finite : fraction ? std::nan("") : HUGE_VAL;
     return bits >> 15 ? -magnitude : magnitude;
 }
 
@@ -107,14 +107,14 @@ bool is_countable(DataType dtype) { return get_load(dtype) != nullptr; }
 
 void CountedSteps::find_transitions(int terminated, int truncated) {
     transition.clear();
-    num_transitions.assign(static_cast<size_t>(steps), envs);
+    num_transitions.assign(steps, envs);
     if (resetting.empty()) return;
-    transition.resize(static_cast<size_t>(steps * envs));
+    transition.resize(steps * envs);
     for (int64_t i = 0; i < steps * envs; ++i) {
-        uint8_t& resets = resetting[static_cast<size_t>(i % envs)];
+        uint8_t& resets = resetting[i % envs];
         const bool ended = terminated >= 0 && (leaves[terminated].data[i] || leaves[truncated].data[i]);
-        transition[static_cast<size_t>(i)] = !resets;
-        num_transitions[static_cast<size_t>(i / envs)] -= resets != 0;
+        transition[i] = !resets;
+        num_transitions[i / envs] -= resets != 0;
         resets = ended && !resets;
     }
 }
@@ -141,10 +141,11 @@ void EpisodeCounter::count(const CountedSteps& steps) {
             open[env] += reward;
             open[envs + env] += 1.0;
             for (size_t m = 0; m < metrics.size(); ++m)
-                if (leaves[metrics[m]].data) open[(2 + static_cast<int64_t>(m)) * envs + env] += sum_item(leaves[metrics[m]], i);
+                if (leaves[metrics[m]].data)
+                    open[(2 + static_cast<int64_t>(m)) * envs + env] += sum_item(leaves[metrics[m]], i);
             if (leaves[terminated].data[i] || leaves[truncated].data[i]) ended_.push_back(n);
         }
-        counts[1] += steps.num_transitions[static_cast<size_t>(t)];
+        counts[1] += steps.num_transitions[t];
         if (!ended_.empty()) finish(steps, t);
     }
 }
@@ -153,13 +154,15 @@ void EpisodeCounter::count(const CountedSteps& steps) {
 // stay.
 void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
     if (steps.env_ids)
-        std::sort(ended_.begin(), ended_.end(), [&](int64_t a, int64_t b) { return steps.env_ids[a] < steps.env_ids[b]; });
-    const auto finished = static_cast<int64_t>(ended_.size()), sums = static_cast<int64_t>(2 + metrics.size());
+        std::sort(ended_.begin(), ended_.end(),
+                  [&](int64_t a, int64_t b) { return steps.env_ids[a] < steps.env_ids[b]; });
+    const auto finished = ssize(ended_), sums = static_cast<int64_t>(2 + metrics.size());
     for (int64_t rank = 0; rank < finished; ++rank) {
-        const int64_t n = ended_[static_cast<size_t>(rank)], env = steps.env_at(n), i = t * steps.envs + n;
+        const int64_t n = ended_[rank], env = steps.env_at(n), i = t * steps.envs + n;
         const auto number = static_cast<uint64_t>(counts[0]) + static_cast<uint64_t>(rank);
-        const int64_t slot = rank < finished - window ? window : static_cast<int64_t>(number % static_cast<uint64_t>(window));
-        double* row = ring + slot * (2 + sums + static_cast<int64_t>(reasons.size()));
+        const auto newest = static_cast<int64_t>(number % static_cast<uint64_t>(window));
+        const int64_t slot = rank < finished - window ? window : newest;
+        double* row = ring + slot * (2 + sums + ssize(reasons));
         *row++ = static_cast<double>(counts[1]);
         for (int64_t sum = 0; sum < sums; ++sum) {
             *row++ = open[sum * envs + env];
@@ -177,18 +180,19 @@ void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
 void MomentCounter::check(const CountedSteps& steps) const {
     int64_t more = 0;
     for (const int64_t added : steps.num_transitions) more += added;
-    if (steps.leaves[leaf].data && *rows + static_cast<double>(more) >= static_cast<double>(kMaxCount))
-        throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(std::min(*rows, 1e18))) +
-                                  " and " + std::to_string(more) + " more. Call clear().");
+    if (!steps.leaves[leaf].data || *rows + static_cast<double>(more) < static_cast<double>(kMaxCount)) return;
+    const auto before = static_cast<int64_t>(std::min(*rows, 1e18));
+    throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(before) + " and " +
+                              std::to_string(more) + " more. Call clear().");
 }
 
 void MomentCounter::count(const CountedSteps& steps) {
     const CountedLeaf& input = steps.leaves[leaf];
     if (!input.data) return;
     const int64_t all = steps.steps * steps.envs;
-    values_.resize(static_cast<size_t>(all * elements));
-    group_mean_.resize(static_cast<size_t>(elements));
-    group_squares_.resize(static_cast<size_t>(elements));
+    values_.resize(all * elements);
+    group_mean_.resize(elements);
+    group_squares_.resize(elements);
     double* values = values_.data();
     widen(input, all * elements, values);
     double added = 0.0;
@@ -200,15 +204,15 @@ void MomentCounter::count(const CountedSteps& steps) {
     for (double& each : group_mean_) each /= std::max(added, 1.0);
     for (int64_t i = 0; i < all; ++i)
         for (int64_t j = 0; j < elements && steps.is_transition(i); ++j) {
-            const double apart = values[i * elements + j] - group_mean_[static_cast<size_t>(j)];
+            const double apart = values[i * elements + j] - group_mean_[j];
             values[i * elements + j] = apart * apart;
         }
     sum_rows(values, all, elements, group_squares_.data());
     const double before = *rows, share = added / std::max(before + added, 1.0);
     for (int64_t j = 0; j < elements; ++j) {
-        const double apart = group_mean_[static_cast<size_t>(j)] - mean[j];
+        const double apart = group_mean_[j] - mean[j];
         mean[j] = mean[j] + apart * share;
-        squares[j] = squares[j] + group_squares_[static_cast<size_t>(j)] + apart * apart * (before * share);
+        squares[j] = squares[j] + group_squares_[j] + apart * apart * (before * share);
     }
     *rows = before + added;
     if (values_.capacity() > (1 << 17)) std::vector<double>().swap(values_);

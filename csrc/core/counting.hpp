@@ -30,7 +30,7 @@ struct CountedSteps {
     std::vector<int64_t> num_transitions;  // [steps]
 
     int64_t env_at(int64_t n) const { return env_ids ? env_ids[n] : n; }
-    bool is_transition(int64_t i) const { return transition.empty() || transition[static_cast<size_t>(i)]; }
+    bool is_transition(int64_t i) const { return transition.empty() || transition[i]; }
 
     // Fill `transition` and `num_transitions`. With `resetting`, the step after an episode end only resets; without,
     // every step is a transition.
