@@ -26,7 +26,8 @@ inline uint64_t word_at(const char* data, int64_t bytes) {
     return word;
 }
 
-// Mix bytes into a state. From 128 bytes on four independent lanes run in parallel.
+// Mix bytes into a state. Blocks of at least 128 bytes are mixed in four lanes, whose multiplications do not wait for
+// each other; the lanes are then mixed into the state.
 inline uint64_t mix_bytes(uint64_t state, const char* data, int64_t bytes) {
     int64_t i = 0;
     if (bytes >= 128) {

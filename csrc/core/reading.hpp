@@ -70,7 +70,7 @@ struct ReadPlan {
     // Whether packed sequences continue into the next episode.
     bool cross;
     bool step_ids;
-    // Largest numbers of steps before and after a row that offsets need.
+    // The plan reads at most this many steps before and after a sampled row.
     int64_t before, after;
     // Number of steps per n-step transition; 0 means single steps without sums.
     int64_t n;
@@ -305,7 +305,7 @@ private:
         int64_t last, last_slot;
     };
 
-    // The slots of a group.
+    // The slots at which the leaves of one `ReadGroup` are read for this batch.
     struct GroupSlots {
         // Points to `slots`, or to slots that several groups share.
         const int64_t* at = nullptr;

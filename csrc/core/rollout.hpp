@@ -239,8 +239,7 @@ private:
     // Number of steps between a prefetch and its use. With more, prefetched lines would evict each other.
     static constexpr int64_t kStepsAhead = 4;
 
-    // Call `visit(run, place, step)` for every sequence, whose steps are the items place, place + step, … of the
-    // output.
+    // Call `visit(run, first, stride)` for every sequence. Its k-th step is item first + k · stride of the output.
     template <class Visit>
     void for_runs(const std::vector<RowRun>& runs, Visit visit) const {
         const bool time_first = layout_ == Layout::kTimeFirst;
@@ -250,8 +249,8 @@ private:
     }
 
     void mask_steps(const std::vector<RowRun>& runs, char* mask) const noexcept {
-        for_runs(runs, [&](RowRun run, int64_t place, int64_t step) {
-            for (int64_t k = 0; k < length_; ++k) mask[place + k * step] = k < run.steps;
+        for_runs(runs, [&](RowRun run, int64_t first, int64_t stride) {
+            for (int64_t k = 0; k < length_; ++k) mask[first + k * stride] = k < run.steps;
         });
     }
 
@@ -261,15 +260,15 @@ private:
         with_size(column.bytes, [&, out](auto size) {
             const int64_t bytes = size ? size : column.bytes, length = length_;
             const char* items = column.data;
-            for_runs(runs, [=](RowRun run, int64_t place, int64_t step) {
-                char* target = out + place * bytes;
+            for_runs(runs, [=](RowRun run, int64_t first, int64_t stride) {
+                char* target = out + first * bytes;
                 int64_t k = 0;
-                for (; k < run.steps; ++k, target += step * bytes) {
+                for (; k < run.steps; ++k, target += stride * bytes) {
                     if (!near && k + kStepsAhead < run.steps)
                         prefetch_item(items + run.rows[k + kStepsAhead] * bytes, bytes);
                     std::memcpy(target, items + run.rows[k] * bytes, bytes);
                 }
-                for (; k < length; ++k, target += step * bytes) std::memset(target, 0, bytes);
+                for (; k < length; ++k, target += stride * bytes) std::memset(target, 0, bytes);
             });
         });
     }

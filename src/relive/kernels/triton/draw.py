@@ -1,9 +1,11 @@
 """Uniform sampling of transitions in one launch, without scanning all slots or environments.
 
-Each draw first selects an environment in proportion to its number of transitions: by totals of groups of environments,
-which writes maintain, then by the counts within a group. Then it tries random rows of that environment until one is a
-transition. At least about one row in three is a transition, because at most a reset and a cut separate two of them, so
-few attempts are needed. All transitions are equally likely.
+Each draw takes three steps, after which all transitions are equally likely:
+
+1. Select a group of environments in proportion to its total, which writes maintain.
+2. Select an environment of the group in proportion to its number of transitions.
+3. Try random rows of this environment until one is a transition. Few attempts are needed: between two transitions lie
+   at most a reset row and the final row of a cut, so about one row in three is a transition, or more.
 """
 
 from __future__ import annotations
