@@ -26,8 +26,12 @@ from tests.conftest import BACKENDS, running
 from tests.kernels.tree_histories import HUGE, TINY, History, check_history, histories
 from tests.kernels.triton.interpreter import interpreted
 from tests.reference.priority import SlowTree
+from tests.tiers import select
 
 CPU = torch.device("cpu")
+
+
+SLOW_ON_TRITON = pytest.mark.parametrize("any_tree", select(*BACKENDS, of=[*BACKENDS, "triton"]), indirect=True)
 
 
 @pytest.fixture(params=[*BACKENDS, "triton"])
@@ -164,9 +168,7 @@ class TestDrawing:
         assert not torch.equal(first, draw(tree, 32, seed=8))
         assert draw(tree, 0).tolist() == []
 
-    @pytest.mark.parametrize(
-        "values", [(1e-320, 1e308), (1e-8, 1e8), (0.1, 0.3, 0.7), (1e-300, TINY), (HUGE, 1.0)], ids=str
-    )
+    @pytest.mark.parametrize("values", [(1e-320, 1e308), (0.1, 0.3, 0.7), (1e-300, TINY), (HUGE, 1.0)], ids=str)
     def test_zero_leaves_are_never_drawn(self, values: tuple[float, ...]) -> None:
         generator = np.random.default_rng(1)
         priorities = generator.choice((0.0, 0.0, *values), 3000)
@@ -254,6 +256,7 @@ class TestScale:
     def test_ratios_are_kept_at_both_ends(self, value: float) -> None:
         assert_fits(make_tree([value * k for k in (1, 5, 0, 2, 3, 7) * 20]), seed=4)
 
+    @SLOW_ON_TRITON
     def test_a_tree_switches_between_tiny_and_huge_priorities(self) -> None:
         tree = make_empty_tree(700)
         everything = torch.arange(700)
@@ -316,6 +319,7 @@ class TestUpdating:
         assert tree.get(torch.arange(20)[::4]).tolist() == [0, 4, 8, 12, 16]
         assert float(tree.total()) == 10 + sum(range(0, 20, 2))
 
+    @SLOW_ON_TRITON
     def test_many_updates_leave_no_drift(self) -> None:
         num_leaves, batch, batches = (1 << 13, 500, 40) if is_triton() else (1 << 17, 500, 2000)
         generator = np.random.default_rng(10)
@@ -384,6 +388,7 @@ class TestRestoring:
         assert tree.check() == 0
 
 
+@SLOW_ON_TRITON
 @pytest.mark.usefixtures("any_tree")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(histories(max_leaves=150, max_batches=6), st.integers(1, 40), st.booleans())
