@@ -171,14 +171,6 @@ private:
     nb::object kept_alive_;
 };
 
-// Whether all objects are contiguous plain arrays in host memory.
-bool reads(nb::list arrays) {
-    Array array;
-    for (nb::handle object : arrays)
-        if (!conversion().read(object.ptr(), array) || !array.contiguous()) return false;
-    return arrays.size() <= kMaxLeaves;
-}
-
 constexpr int64_t kMaxShuffled = int64_t{1} << 32;
 
 void shuffle_index(nb::handle index, nb::handle capsule) {
@@ -290,7 +282,6 @@ void bind_rollout(nb::module_& m) {
         .def("take", &Gather::take, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("padded") = false)
         .def("take_into", &Gather::take_into, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("out"),
              nb::arg("padded") = false);
-    m.def("reads", &reads);
     m.def("shuffle", &shuffle_index);
     m.def("permutation", &permutation);
     nb::class_<SequenceIndex>(m, "SequenceIndex")

@@ -609,7 +609,6 @@ FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
     "set_exchange": lambda near: (near.random() < 0.5,),
     "set_avx2": lambda near: (near.random() < 0.5,),
     "crc32": lambda near: (bytes(near.randrange(200)), 0),
-    "reads": lambda _: ([torch.zeros(3), torch.zeros(2, dtype=torch.int64)],),
     "shuffle": lambda near: (ints(near, near.randrange(6), 9), bits(near)),
     "permutation": lambda near: (near.randrange(50), bits(near)),
     "gae": lambda near: rollout(near, 3, 0.9, 0.8),
