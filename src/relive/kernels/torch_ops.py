@@ -92,7 +92,7 @@ def n_step_sums(
 
 def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
     # Missing rewards are filled with -0.0, the neutral element of addition: 0.0 would turn a sum of -0.0 into 0.0.
-    reward = reward.masked_fill(is_over.view(*is_over.shape, *(1,) * (reward.ndim - 2)), -0.0)
+    reward = reward.masked_fill(add_axes(is_over, reward), -0.0)
     if reward.dtype.is_floating_point:
         # One launch computes each product in float64 and rounds it once.
         terms = torch.mul(reward, factors, out=torch.empty_like(reward))
