@@ -153,7 +153,8 @@ def _as_byte(like, number):
 
 @triton.jit
 def _store_changes(
-    changed_slots, is_changed, item, steps, writers, inside, expiring, expires, slot, is_new, next_expiring, next_expires
+    changed_slots, is_changed, item, steps, writers, inside,
+    expiring, expires, slot, is_new, next_expiring, next_expires,
 ):  # fmt: skip
     """Store the slots that became transitions or are no longer transitions."""
     for i in tl.static_range(GROUPS):
