@@ -26,8 +26,7 @@ public:
         if (!flags.is_none()) {
             const auto pair = nb::cast<std::vector<int>>(flags);
             if (pair.size() != 2) refuse("flags: expected the leaves terminated and truncated");
-            check_numbers(pair);
-            if (std::max(pair[0], pair[1]) >= num_leaves) refuse("flags: expected leaves of a step");
+            check_numbers(pair, num_leaves);
             terminated_ = pair[0], truncated_ = pair[1];
         }
         leaves_.assign(2 * kMaxLeaves, CountedLeaf{nullptr, kFloat64, 1});
@@ -41,8 +40,7 @@ public:
             moment.mean = read_memory<double>(parts[1], kFloat64, moment.elements, "mean");
             moment.squares = read_memory<double>(parts[2], kFloat64, moment.elements, "squares");
             moment.leaf = nb::cast<int>(parts[3]);
-            check_numbers({moment.leaf});
-            if (moment.leaf >= num_leaves) refuse("moments: expected a leaf of a step");
+            check_numbers({moment.leaf}, num_leaves);
             moments_.push_back(std::move(moment));
         }
         kept_alive_ = nb::make_tuple(lock, nb::borrow(episodes), nb::tuple(moments));
@@ -173,9 +171,8 @@ private:
         episodes.rewards = nb::cast<std::vector<int>>(arguments[3]);
         episodes.metrics = nb::cast<std::vector<int>>(arguments[4]);
         episodes.reasons = nb::cast<std::vector<int>>(arguments[5]);
-        for (const auto* leaves : {&episodes.rewards, &episodes.metrics, &episodes.reasons}) check_numbers(*leaves);
-        for (const int reward : episodes.rewards)
-            if (reward >= num_leaves_) refuse("rewards: expected leaves of a step");
+        check_numbers(episodes.rewards, num_leaves_);
+        for (const auto* leaves : {&episodes.metrics, &episodes.reasons}) check_numbers(*leaves, 2 * kMaxLeaves);
         const auto metrics = ssize(episodes.metrics), reasons = ssize(episodes.reasons);
         const Array ring = read_output(arguments[1], "ring");
         if (ring.ndim != 2 || ring.shape[0] < 2 || ring.shape[0] > kMaxLength)
@@ -189,9 +186,9 @@ private:
         episodes_ = std::move(episodes);
     }
 
-    static void check_numbers(const std::vector<int>& leaves) {
+    static void check_numbers(const std::vector<int>& leaves, int64_t end) {
         for (const int leaf : leaves)
-            if (leaf < 0 || leaf >= 2 * kMaxLeaves) refuse<OutOfRange>("leaf: expected a leaf's number, got ", leaf);
+            if (leaf < 0 || leaf >= end) refuse<OutOfRange>("leaf: expected 0 to ", end - 1, ", got ", leaf);
     }
 
     void check_leaf(int64_t i, DataType dtype, int64_t elements) const {
