@@ -191,7 +191,7 @@ def write_kernel(
     obs, next_obs, rest, kind, first, head, is_open, resetting, count, totals, broken, unknown_envs,
     slots: tl.int64, num_envs: tl.int64, size: tl.int64, num_sampleable: tl.int64,
     OBS: tl.constexpr, REST: tl.constexpr, TERMINATED: tl.constexpr, TRUNCATED: tl.constexpr,
-    NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr, HAS_ENVS: tl.constexpr, TRACKS_CHANGES: tl.constexpr,
+    NEXT_STEP: tl.constexpr, STORES_NEXT_OBS: tl.constexpr, HAS_ENVS: tl.constexpr, TRACKS_CHANGES: tl.constexpr,
     HAS_HISTORY: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store steps [steps, writers] of all environments or of `envs`; invalid environments are skipped."""
@@ -219,12 +219,12 @@ def write_kernel(
         next_slot = step_forward(slot, 1, num_envs, size)
         expiring, expires = _find_expiring(kind, row, slot, starts, slots, num_envs, size, num_sampleable)
         # With stored next observations a step writes one row and no pending row, so only one old row expires.
-        has_next = valid & (position < 0) if KEEPS_NEXT else valid
+        has_next = valid & (position < 0) if STORES_NEXT_OBS else valid
         next_expiring, next_expires = _find_expiring(
             kind, row + 1, next_slot, has_next, slots, num_envs, size, num_sampleable
         )
         ends = _load_ends(input_rest[TERMINATED], input_rest[TRUNCATED], item, valid) & ~is_reset
-        is_closed = position < 0 if NEXT_STEP or KEEPS_NEXT else ends
+        is_closed = position < 0 if NEXT_STEP or STORES_NEXT_OBS else ends
         tl.debug_barrier()
         if HAS_HISTORY:
             tl.store(kind + expiring, _as_byte(env, HISTORY), expires)
@@ -236,7 +236,7 @@ def write_kernel(
         tl.store(first + slot, _as_byte(env, 1), starts)
         _store_leaves(obs, slot, input_obs, item, starts, OBS)
         _store_leaves(rest, slot, input_rest, item, valid, REST)
-        if not KEEPS_NEXT:
+        if not STORES_NEXT_OBS:
             tl.store(first + next_slot, is_reset.to(tl.uint8), valid)
             tl.store(kind + next_slot, tl.where(is_closed, FINAL, PENDING).to(tl.uint8), valid)
             has_pending = ~is_closed
@@ -319,7 +319,7 @@ class StepWriter:
              rings.num_sampleable),
             (obs_words, obs_words, rest_words),
             OBS=obs_layouts, REST=rest_layouts, TERMINATED=flags[0], TRUNCATED=flags[1], NEXT_STEP=next_step,
-            KEEPS_NEXT=bool(next_obs), HAS_HISTORY=rings.slots > rings.num_sampleable,
+            STORES_NEXT_OBS=bool(next_obs), HAS_HISTORY=rings.slots > rings.num_sampleable,
             GROUP=group_size(rings.num_envs), num_warps=8 if has_wide_rows else 4,
         )  # fmt: skip
 
