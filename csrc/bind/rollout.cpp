@@ -69,9 +69,9 @@ public:
 private:
     void check(int64_t row, int64_t count, nb::handle which) const {
         if (row < 0 || row >= rows_) refuse<OutOfRange>("row: expected 0 to ", rows_ - 1, ", got ", row);
-        int64_t expected = ssize(columns_);
-        if (!which.is_none()) expected = PyTuple_Check(which.ptr()) ? PyTuple_Size(which.ptr()) : -1;
-        if (count != expected) refuse("leaves: expected ", columns_.size(), ", got ", count);
+        const bool fits = which.is_none() ? count == ssize(columns_)
+                                          : PyTuple_Check(which.ptr()) && PyTuple_Size(which.ptr()) == count;
+        if (!fits) refuse("leaves: expected ", columns_.size(), ", got ", count);
         if (count > kMaxLeaves) refuse("leaves: expected at most ", kMaxLeaves, ", got ", count);
     }
 
