@@ -138,11 +138,12 @@ def variants() -> list[Variant]:
     result: dict[Any, Variant] = {}
     current = "probe"
 
-    def record(launch: Any, near: torch.Tensor, grid: Any, *arguments: Any) -> None:
+    def record(launch: Any, near: torch.Tensor, grid: Any, *arguments: Any, **varying: Any) -> None:
         kernel = launch._kernel
         types = tuple(map(_get_type, (*launch.as_words(arguments), *launch._fixed)))
-        constants = {name: value for name, value in launch._constants.items() if name in kernel.arg_names}
-        options = {name: value for name, value in launch._constants.items() if name not in constants}
+        settings = launch._constants | varying
+        constants = {name: settings[name] for name in kernel.arg_names if name in settings}
+        options = {name: value for name, value in settings.items() if name not in constants}
         key = kernel.__name__, types, *constants.items()
         result.setdefault(key, Variant(kernel, current, types, constants, options))
 

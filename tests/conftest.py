@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 import torch
@@ -25,7 +25,18 @@ from tests.totals import take_lines
 settings.register_profile("relive", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relive")
 
-BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": kernels.without_exchange}
+
+@contextmanager
+def without_exchange() -> Iterator[None]:
+    """Simulate a torch without DLPack's C exchange API (before 2.10), where DLPack's capsules exchange tensors."""
+    kernels.native().set_exchange(False)
+    try:
+        yield
+    finally:
+        kernels.native().set_exchange(True)
+
+
+BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": without_exchange}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -83,7 +83,8 @@ inline bool store_integer(int64_t value, DataType dtype, char* out) {
     return false;
 }
 
-// Store a Python number as an element of `dtype`, cast as in numpy and torch. Returns false if the types could lose digits.
+// Store a Python number as an element of `dtype`, cast as in numpy and torch. Returns false if the types could lose
+// digits.
 inline bool read_scalar(PyObject* object, DataType dtype, char* out) {
     if (PyFloat_Check(object)) {
         const double value = PyFloat_AsDouble(object);
@@ -116,15 +117,18 @@ inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataT
     const bool is_list = PyList_CheckExact(object);
     if (!is_list && !PyTuple_CheckExact(object)) return false;
     if ((is_list ? PyList_Size(object) : PyTuple_Size(object)) != shape[0]) return false;
-    for (Py_ssize_t i = 0; i < shape[0]; ++i)
-        if (!read_numbers(is_list ? PyList_GetItem(object, i) : PyTuple_GetItem(object, i), shape + 1, ndim - 1, dtype, out)) return false;
+    for (Py_ssize_t i = 0; i < shape[0]; ++i) {
+        PyObject* item = is_list ? PyList_GetItem(object, i) : PyTuple_GetItem(object, i);
+        if (!read_numbers(item, shape + 1, ndim - 1, dtype, out)) return false;
+    }
     return true;
 }
 
 // Read the numbers of a leaf of `bytes` bytes into `out`. Returns false for anything but numbers and lists of numbers.
-inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, int64_t bytes, std::vector<char>& out) {
+inline bool read_numbers(PyObject* object, const int64_t* shape, int ndim, DataType dtype, int64_t bytes,
+                         std::vector<char>& out) {
     if (ndim > 0 && !PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
-    out.resize(static_cast<size_t>(std::max<int64_t>(8, bytes)));
+    out.resize(std::max<int64_t>(8, bytes));
     char* end = out.data();
     return read_numbers(object, shape, ndim, dtype, end);
 }
@@ -136,7 +140,8 @@ inline const BitGenerator& read_generator(nb::handle capsule) {
     return *random;
 }
 
-// For fewer bytes, releasing the GIL costs more than it gains, because a busy Python thread keeps the GIL for milliseconds.
+// For fewer bytes, releasing the GIL costs more than it gains, because a busy Python thread keeps the GIL for
+// milliseconds.
 constexpr int64_t kReleaseBytes = 1 << 16;
 
 // An object that releases the GIL while it exists, if the call processes at least `min_bytes` bytes.
@@ -150,14 +155,15 @@ struct MaybeReleased {
     PyThreadState* state;
 };
 
-// Guards a write against reentrance, and releases the arrays of the step afterwards. A buffer exporter written in Python
-// may call back while its buffer is acquired or released.
+// Guards a write against reentrance, and releases the arrays of the step afterwards. A buffer exporter written in
+// Python may call back while its buffer is acquired or released.
 class OneWrite {
 public:
     OneWrite(bool& is_writing, std::vector<Array>& arrays) : is_writing_(is_writing), arrays_(arrays) {
         if (is_writing_)
             throw std::runtime_error(
-                "add: expected one step at a time, got a step from inside the buffer protocol of another. Add it afterwards.");
+                "add: expected one step at a time, got a step from inside the buffer protocol of another. "
+                "Add it afterwards.");
         is_writing_ = true;
     }
     OneWrite(const OneWrite&) = delete;
@@ -175,9 +181,9 @@ constexpr int kMaxTries = 16;
 
 // Call `change` until it returns, at most kMaxTries times, then raise its first exception.
 //
-// Python runs signal handlers between Python instructions, never inside a native call. A native call is therefore atomic,
-// and a Python function that completes its change is called again if a signal handler raised inside of it. This is safe
-// because `change` only assigns.
+// Python runs signal handlers between Python instructions, never inside a native call. A native call is therefore
+// atomic, and a Python function that completes its change is called again if a signal handler raised inside of it. This
+// is safe because `change` only assigns.
 inline void complete(nb::handle change) {
     std::optional<nb::python_error> first;
     for (int tries = 1;; ++tries) {

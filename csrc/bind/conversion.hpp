@@ -1,8 +1,8 @@
 // Views of the memory of Python objects, and torch tensors made from memory.
 //
 // torch tensors are read and made through DLPack: by its C exchange API (torch 2.10 and later), otherwise by capsules.
-// numpy arrays are read directly, and other objects through the buffer protocol. Values are not converted and errors not
-// explained here: reading returns false for anything but a plain CPU array, and Python then converts the object or
+// numpy arrays are read directly, and other objects through the buffer protocol. Values are not converted and errors
+// not explained here: reading returns false for anything but a plain CPU array, and Python then converts the object or
 // raises. An `Array` holds the buffer of its object, because an exporter may otherwise resize or free the memory.
 #pragma once
 #include <Python.h>
@@ -96,8 +96,9 @@ constexpr int kContiguous = 0x0001, kAligned = 0x0100, kWriteable = 0x0400;
 // Convert numpy's type number to a dtype. Returns false for types other than bool, integers and floats.
 inline bool get_dtype(int number, DataType& out) {
     constexpr uint8_t kLong = sizeof(long) * 8;
-    constexpr DataType kTypes[] = {kBool, {kInt, 8, 1}, kUInt8, {kInt, 16, 1}, {kUInt, 16, 1}, {kInt, 32, 1}, {kUInt, 32, 1},
-                                   {kInt, kLong, 1}, {kUInt, kLong, 1}, kInt64, {kUInt, 64, 1}, kFloat32, kFloat64};
+    constexpr DataType kTypes[] = {kBool, {kInt, 8, 1}, kUInt8, {kInt, 16, 1}, {kUInt, 16, 1}, {kInt, 32, 1},
+                                   {kUInt, 32, 1}, {kInt, kLong, 1}, {kUInt, kLong, 1}, kInt64, {kUInt, 64, 1},
+                                   kFloat32, kFloat64};
     if (number < 0 || number >= static_cast<int>(sizeof kTypes / sizeof kTypes[0])) return false;
     out = kTypes[number];
     return true;
@@ -129,7 +130,8 @@ inline bool read(PyObject* object, ArrayView& out) {
 
 namespace relive::bind {
 
-// The buffer of a Python object, released when this object is destroyed or acquires another one. The caller holds the GIL.
+// The buffer of a Python object, released when this object is destroyed or acquires another one. The caller holds the
+// GIL.
 class BufferHold {
 public:
     BufferHold() { view_.obj = nullptr; }
@@ -158,8 +160,9 @@ private:
     Py_buffer view_;
 };
 
-// An array and, for objects that were read by the buffer protocol, the `Py_buffer` that keeps the memory in place. Tensors
-// and numpy arrays need none: the caller holds a reference, and numpy refuses to resize a referenced array by default.
+// An array and, for objects that were read by the buffer protocol, the `Py_buffer` that keeps the memory in place.
+// Tensors and numpy arrays need none: the caller holds a reference, and numpy refuses to resize a referenced array by
+// default.
 struct Array : ArrayView {
     BufferHold hold;
 };
@@ -239,7 +242,8 @@ public:
 
 private:
     static bool are_equal(const Array& a, const Array& b) {
-        return a.data == b.data && a.dtype == b.dtype && same_shape(a, b) && std::equal(a.strides, a.strides + a.ndim, b.strides);
+        return a.data == b.data && a.dtype == b.dtype && same_shape(a, b) &&
+               std::equal(a.strides, a.strides + a.ndim, b.strides);
     }
 
     static constexpr const char* kCapsule = "dltensor";
@@ -257,8 +261,8 @@ private:
         tensor->deleter(tensor);
     }
 
-    // Return `visit(tensor)` for the DLPack description of a torch tensor, or false, without a Python error, for a tensor
-    // without one, such as a meta or sparse tensor.
+    // Return `visit(tensor)` for the DLPack description of a torch tensor, or false, without a Python error, for a
+    // tensor without one, such as a meta or sparse tensor.
     template <class Visit>
     bool borrow(PyObject* object, Visit visit) const {
         dlpack::Tensor tensor;
@@ -268,8 +272,8 @@ private:
             return false;
         }
         PyObject* capsule = PyObject_CallOneArg(to_dlpack_, object);
-        auto* description = capsule ? static_cast<dlpack::CapsuleTensor*>(PyCapsule_GetPointer(capsule, kCapsule)) : nullptr;
-        const bool result = description && visit(description->tensor);
+        void* description = capsule ? PyCapsule_GetPointer(capsule, kCapsule) : nullptr;
+        const bool result = description && visit(static_cast<dlpack::CapsuleTensor*>(description)->tensor);
         Py_XDECREF(capsule);
         PyErr_Clear();
         return result;
@@ -302,7 +306,8 @@ private:
         return true;
     }
 
-    // Convert a buffer's format. Returns false if the item size does not match the format letter (C sizes; `l`: 4 or 8).
+    // Convert a buffer's format. Returns false if the item size does not match the format letter (C sizes; `l`: 4 or
+    // 8).
     static bool get_dtype(const char* format, int64_t itemsize, DataType& out) {
         if (!format) format = "B";
         // The format of a big-endian array starts with '>', which is refused here; Python then converts the array.

@@ -15,10 +15,10 @@ namespace relive::bind {
 
 class Counters {
 public:
-    // `lock` protects the arrays. Steps have `num_leaves` leaves of `envs` environments (-1: any number). `flags` are the
-    // leaves (terminated, truncated), or None. `episodes` is None or (open, ring, counts, rewards, metrics, reasons): three
-    // arrays and three lists of leaves. Each of `moments` is (count, mean, squares, leaf). Leaves from `num_leaves` on are
-    // the numbers passed to `measure`.
+    // `lock` protects the arrays. Steps have `num_leaves` leaves of `envs` environments (-1: any number). `flags` are
+    // the leaves (terminated, truncated), or None. `episodes` is None or (open, ring, counts, rewards, metrics,
+    // reasons): three arrays and three lists of leaves. Each of `moments` is (count, mean, squares, leaf). Leaves from
+    // `num_leaves` on are the numbers passed to `measure`.
     Counters(nb::object lock, int64_t num_leaves, int64_t envs, nb::handle flags, nb::handle episodes, nb::list moments)
         : num_leaves_(num_leaves), envs_(envs), acquire_(lock.attr("acquire")), release_(lock.attr("release")) {
         if (num_leaves < 1 || num_leaves > kMaxLeaves || envs < -1 || envs == 0 || envs > kMaxLength)
@@ -26,11 +26,10 @@ public:
         if (!flags.is_none()) {
             const auto pair = nb::cast<std::vector<int>>(flags);
             if (pair.size() != 2) refuse("flags: expected the leaves terminated and truncated");
-            check_numbers(pair);
-            if (std::max(pair[0], pair[1]) >= num_leaves) refuse("flags: expected leaves of a step");
+            check_numbers(pair, num_leaves);
             terminated_ = pair[0], truncated_ = pair[1];
         }
-        leaves_.assign(static_cast<size_t>(2 * kMaxLeaves), CountedLeaf{nullptr, kFloat64, 1});
+        leaves_.assign(2 * kMaxLeaves, CountedLeaf{nullptr, kFloat64, 1});
         if (!episodes.is_none()) read_episodes(nb::cast<nb::tuple>(episodes));
         for (nb::handle each : moments) {
             const auto parts = nb::cast<nb::tuple>(each);
@@ -41,8 +40,7 @@ public:
             moment.mean = read_memory<double>(parts[1], kFloat64, moment.elements, "mean");
             moment.squares = read_memory<double>(parts[2], kFloat64, moment.elements, "squares");
             moment.leaf = nb::cast<int>(parts[3]);
-            check_numbers({moment.leaf});
-            if (moment.leaf >= num_leaves) refuse("moments: expected a leaf of a step");
+            check_numbers({moment.leaf}, num_leaves);
             moments_.push_back(std::move(moment));
         }
         kept_alive_ = nb::make_tuple(lock, nb::borrow(episodes), nb::tuple(moments));
@@ -51,7 +49,7 @@ public:
 
     // Set extra numbers of the next step, float64 [envs] or None each.
     void measure(nb::list numbers) {
-        if (static_cast<int64_t>(numbers.size()) > kMaxLeaves) refuse("measured: expected fewer");
+        if (ssize(numbers) > kMaxLeaves) refuse("measured: expected fewer");
         std::vector<std::vector<double>> read(numbers.size());
         for (size_t i = 0; i < numbers.size(); ++i) {
             if (numbers[i].is_none()) continue;
@@ -63,10 +61,11 @@ public:
     }
 
     // Count `steps` rows from `first` on of arrays [rows, envs, …]; None for a missing leaf. `resetting` [envs] marks
-    // environments that only reset in the first row, and is updated for the row after the last; None: no row only resets.
-    // `then` completes the change (see `complete`). If counting raises, nothing has changed.
-    void count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle env_ids, nb::handle resetting, nb::handle then) {
-        if (static_cast<int64_t>(arrays.size()) != num_leaves_) refuse("arrays: expected one for each leaf");
+    // environments that only reset in the first row, and is updated for the row after the last; None: no row only
+    // resets. `then` completes the change (see `complete`). If counting raises, nothing has changed.
+    void count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle env_ids, nb::handle resetting,
+               nb::handle then) {
+        if (ssize(arrays) != num_leaves_) refuse("arrays: expected one for each leaf");
         if (first < 0 || first > kMaxLength || steps < 1 || steps > (terminated_ < 0 ? 1 : kMaxLength))
             refuse<OutOfRange>("rows: expected rows of the arrays, and only one without flags");
         Array ids;
@@ -74,7 +73,8 @@ public:
         if (!env_ids.is_none()) {
             ids = read_index(env_ids);
             envs = ids.shape[0];
-            if (!in_range(ids.as<int64_t>(), envs, std::max<int64_t>(envs_, 0))) refuse<OutOfRange>("env_ids: expected environments");
+            if (!in_range(ids.as<int64_t>(), envs, std::max<int64_t>(envs_, 0)))
+                refuse<OutOfRange>("env_ids: expected environments");
         }
         std::vector<Array> read(arrays.size());
         std::vector<CountedLeaf> leaves(arrays.size(), CountedLeaf{nullptr, kFloat64, 1});
@@ -101,7 +101,8 @@ public:
             leaf.data = array.data + first * row_bytes;
             bytes += steps * row_bytes;
         }
-        uint8_t* reset_flags = resetting.is_none() ? nullptr : read_memory<uint8_t>(resetting, kBool, envs, "resetting");
+        uint8_t* reset_flags = nullptr;
+        if (!resetting.is_none()) reset_flags = read_memory<uint8_t>(resetting, kBool, envs, "resetting");
         if (envs > 0) {
             const Hold hold(*this);
             begin(steps, envs, env_ids.is_none() ? nullptr : ids.as<int64_t>());
@@ -116,16 +117,16 @@ public:
 
     // Throw if these counters cannot count the leaves of this memory.
     void check(const RingMemory& memory) const {
-        if (num_leaves_ != static_cast<int64_t>(memory.leaves.size()) || envs_ != memory.ring.envs)
+        if (num_leaves_ != ssize(memory.leaves) || envs_ != memory.ring.envs)
             refuse("counters: expected those of the leaves and environments of this memory");
         for (int64_t i = 0; i < num_leaves_; ++i) {
-            const Leaf& leaf = memory.leaves[static_cast<size_t>(i)];
+            const Leaf& leaf = memory.leaves[i];
             check_leaf(i, leaf.dtype, leaf.input_elements());
         }
     }
 
-    // Count the steps of a block before it is written. `check` has accepted the memory, and the caller holds the lock, not
-    // necessarily the GIL. If this throws, nothing was counted.
+    // Count the steps of a block before it is written. `check` has accepted the memory, and the caller holds the lock,
+    // not necessarily the GIL. If this throws, nothing was counted.
     void count(StepBlock& block, const RingMemory& memory) {
         begin(block.steps(), block.envs(), block.env_ids());
         for (size_t i = 0; i < memory.leaves.size(); ++i) {
@@ -159,7 +160,9 @@ public:
 private:
     static constexpr int64_t kMaxLength = int64_t{1} << 40;
 
-    static bool is_in(const std::vector<int>& leaves, int64_t i) { return std::find(leaves.begin(), leaves.end(), i) != leaves.end(); }
+    static bool is_in(const std::vector<int>& leaves, int64_t i) {
+        return std::find(leaves.begin(), leaves.end(), i) != leaves.end();
+    }
 
     void read_episodes(nb::tuple arguments) {
         if (arguments.size() != 6 || terminated_ < 0 || envs_ < 0)
@@ -168,12 +171,12 @@ private:
         episodes.rewards = nb::cast<std::vector<int>>(arguments[3]);
         episodes.metrics = nb::cast<std::vector<int>>(arguments[4]);
         episodes.reasons = nb::cast<std::vector<int>>(arguments[5]);
-        for (const auto* leaves : {&episodes.rewards, &episodes.metrics, &episodes.reasons}) check_numbers(*leaves);
-        for (const int reward : episodes.rewards)
-            if (reward >= num_leaves_) refuse("rewards: expected leaves of a step");
-        const auto metrics = static_cast<int64_t>(episodes.metrics.size()), reasons = static_cast<int64_t>(episodes.reasons.size());
+        check_numbers(episodes.rewards, num_leaves_);
+        for (const auto* leaves : {&episodes.metrics, &episodes.reasons}) check_numbers(*leaves, 2 * kMaxLeaves);
+        const auto metrics = ssize(episodes.metrics), reasons = ssize(episodes.reasons);
         const Array ring = read_output(arguments[1], "ring");
-        if (ring.ndim != 2 || ring.shape[0] < 2 || ring.shape[0] > kMaxLength) refuse("ring: expected [window + 1, columns]");
+        if (ring.ndim != 2 || ring.shape[0] < 2 || ring.shape[0] > kMaxLength)
+            refuse("ring: expected [window + 1, columns]");
         episodes.envs = envs_;
         episodes.window = ring.shape[0] - 1;
         episodes.terminated = terminated_, episodes.truncated = truncated_;
@@ -183,9 +186,9 @@ private:
         episodes_ = std::move(episodes);
     }
 
-    static void check_numbers(const std::vector<int>& leaves) {
+    static void check_numbers(const std::vector<int>& leaves, int64_t end) {
         for (const int leaf : leaves)
-            if (leaf < 0 || leaf >= 2 * kMaxLeaves) refuse<OutOfRange>("leaf: expected a leaf's number, got ", leaf);
+            if (leaf < 0 || leaf >= end) refuse<OutOfRange>("leaf: expected 0 to ", end - 1, ", got ", leaf);
     }
 
     void check_leaf(int64_t i, DataType dtype, int64_t elements) const {
@@ -197,7 +200,8 @@ private:
         if (episodes_ && (is_in(episodes_->metrics, i) || is_in(episodes_->reasons, i)))
             expect(is_countable(dtype) && elements == 1, "one number");
         for (const MomentCounter& moment : moments_)
-            if (moment.leaf == i) expect(is_countable(dtype) && elements == moment.elements, "numbers of the declared shape");
+            if (moment.leaf == i)
+                expect(is_countable(dtype) && elements == moment.elements, "numbers of the declared shape");
     }
 
     // Throw if leaf i, for which the caller passed None, is required: a flag of episode ends, or a reward.
@@ -217,9 +221,10 @@ private:
     void run() {
         for (size_t i = 0; i < measured_.size(); ++i) {
             const std::vector<double>& numbers = measured_[i];
-            const bool fits = static_cast<int64_t>(numbers.size()) == steps_.steps * steps_.envs;
+            const bool fits = ssize(numbers) == steps_.steps * steps_.envs;
             if (!numbers.empty() && !fits) refuse("measured: expected a number for each environment");
-            leaves_[static_cast<size_t>(num_leaves_) + i].data = fits ? reinterpret_cast<const char*>(numbers.data()) : nullptr;
+            const char* data = fits ? reinterpret_cast<const char*>(numbers.data()) : nullptr;
+            leaves_[static_cast<size_t>(num_leaves_) + i].data = data;
         }
         steps_.find_transitions(terminated_, truncated_);
         if (episodes_) episodes_->check(steps_);
@@ -239,12 +244,14 @@ private:
 };
 
 inline void bind_counting(nb::module_& m) {
+    using Count = void (Counters::*)(nb::tuple, int64_t, int64_t, nb::handle, nb::handle, nb::handle);
     nb::class_<Counters>(m, "Counters")
-        .def(nb::init<nb::object, int64_t, int64_t, nb::handle, nb::handle, nb::list>(), nb::arg("lock"), nb::arg("num_leaves"), nb::arg("envs"),
-             nb::arg("flags").none(), nb::arg("episodes").none(), nb::arg("moments"))
+        .def(nb::init<nb::object, int64_t, int64_t, nb::handle, nb::handle, nb::list>(), nb::arg("lock"),
+             nb::arg("num_leaves"), nb::arg("envs"), nb::arg("flags").none(), nb::arg("episodes").none(),
+             nb::arg("moments"))
         .def("measure", &Counters::measure, nb::arg("numbers"))
-        .def("count", nb::overload_cast<nb::tuple, int64_t, int64_t, nb::handle, nb::handle, nb::handle>(&Counters::count), nb::arg("arrays"), nb::arg("first"), nb::arg("steps"), nb::arg("env_ids").none(),
-             nb::arg("resetting").none(), nb::arg("then").none());
+        .def("count", static_cast<Count>(&Counters::count), nb::arg("arrays"), nb::arg("first"), nb::arg("steps"),
+             nb::arg("env_ids").none(), nb::arg("resetting").none(), nb::arg("then").none());
 }
 
 }

@@ -70,7 +70,8 @@ struct Settings {
 // Read a tensor of the reward's shape. `held` keeps its memory in place.
 template <class T>
 bool read_like(nb::handle object, const Array& reward, DataType dtype, View<T>& out, Array& held) {
-    return conversion().read(object.ptr(), held) && held.dtype == dtype && same_shape(held, reward) && as_columns(held, out);
+    return conversion().read(object.ptr(), held) && held.dtype == dtype && same_shape(held, reward) &&
+           as_columns(held, out);
 }
 
 template <class T>
@@ -162,7 +163,8 @@ nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle te
     const Tensors tensors{reward, {}, next_value, {}, terminated, truncated, mask};
     Settings settings;
     double steps = 0;
-    if (!read_fraction(gamma, settings.gamma) || !PyLong_CheckExact(n.ptr()) || !read_positive(n, steps)) return nb::none();
+    if (!read_fraction(gamma, settings.gamma) || !PyLong_CheckExact(n.ptr()) || !read_positive(n, steps))
+        return nb::none();
     Array array;
     if (!conversion().read(reward.ptr(), array) || array.ndim == 0) return nb::none();
     // If n is at least the number of rows, no window ends before the last row, so the returns are λ-returns with λ = 1.
@@ -179,8 +181,8 @@ nb::object vtrace(nb::handle ratio, nb::handle reward, nb::handle value, nb::han
                   nb::handle c_bar) {
     const Tensors tensors{reward, value, next_value, ratio, terminated, truncated, mask};
     Settings settings;
-    if (!read_fraction(gamma, settings.gamma) || !read_fraction(lam, settings.lam) || !read_positive(rho_bar, settings.rho_bar) ||
-        !read_positive(c_bar, settings.c_bar))
+    if (!read_fraction(gamma, settings.gamma) || !read_fraction(lam, settings.lam) ||
+        !read_positive(rho_bar, settings.rho_bar) || !read_positive(c_bar, settings.c_bar))
         return nb::none();
     return estimate(table().vtrace, 2, tensors, settings);
 }

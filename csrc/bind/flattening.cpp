@@ -41,20 +41,22 @@ Field read_field(nb::handle key, nb::handle tree) {
 class Flattener {
 public:
     // `positional` and `named` map field names to None for a leaf, or to a dict of nested fields.
-    Flattener(nb::dict positional, nb::dict named) : ordered_dict_(nb::module_::import_("collections").attr("OrderedDict")) {
+    Flattener(nb::dict positional, nb::dict named)
+        : ordered_dict_(nb::module_::import_("collections").attr("OrderedDict")) {
         for (auto [name, tree] : positional) positional_.push_back(read_field(name, tree));
         for (auto [name, tree] : named) named_.push_back(read_field(name, tree));
         for (const auto* fields : {&positional_, &named_})
             for (const Field& field : *fields) leaves_ += field.leaves;
     }
 
-    // Return the leaves of all fields as a tuple, with None for each leaf of a field that is None or missing. Returns None
-    // if a name or key is not declared, or if a nested value is not a dict, tuple or list.
+    // Return the leaves of all fields as a tuple, with None for each leaf of a field that is None or missing. Returns
+    // None if a name or key is not declared, or if a nested value is not a dict, tuple or list.
     nb::object flatten(nb::tuple values, nb::dict named) const {
         Leaves out{nb::steal(PyTuple_New(leaves_))};
         if (values.size() != positional_.size()) return nb::none();
         for (size_t i = 0; i < positional_.size(); ++i)
-            if (!collect(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)), positional_[i], out)) return nb::none();
+            if (!collect(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)), positional_[i], out))
+                return nb::none();
         Py_ssize_t num_named = 0;
         for (const Field& field : named_) {
             PyObject* value = find(named.ptr(), field);
@@ -93,14 +95,16 @@ private:
 
     bool collect_parts(PyObject* value, const Field& field, Leaves& out) const {
         const auto size = static_cast<Py_ssize_t>(field.parts.size());
-        const bool is_dict = PyDict_CheckExact(value) || reinterpret_cast<PyObject*>(Py_TYPE(value)) == ordered_dict_.ptr();
+        const bool is_dict = PyDict_CheckExact(value) || nb::handle(value).type().is(ordered_dict_);
         const bool is_tuple = PyTuple_CheckExact(value), is_list = PyList_CheckExact(value);
         if (is_dict ? PyDict_Size(value) != size
                     : !field.numbered || !(is_tuple || is_list) || PySequence_Size(value) != size)
             return false;
         for (Py_ssize_t i = 0; i < size; ++i) {
-            const Field& part = field.parts[static_cast<size_t>(i)];
-            PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
+            const Field& part = field.parts[i];
+            PyObject* inner = nullptr;
+            if (is_dict) inner = find(value, part);
+            else inner = is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
             // The item may be missing, because a key with an `__eq__` in Python may have shortened the list.
             if (!inner) PyErr_Clear();
             if (!inner || inner == Py_None) return false;

@@ -12,8 +12,8 @@
 namespace relive::bind {
 namespace {
 
-// A context manager around a threading.RLock. Calls `guard` after locking, and unlocks if it raises. Entering and exiting
-// are native calls: a signal handler cannot raise between locking and the start of the `with` body.
+// A context manager around a threading.RLock. Calls `guard` after locking, and unlocks if it raises. Entering and
+// exiting are native calls: a signal handler cannot raise between locking and the start of the `with` body.
 class GuardedLock {
 public:
     GuardedLock(const nb::object& lock, nb::callable guard)
@@ -45,8 +45,8 @@ constexpr double kUnlimited = 1e9;
 // A context manager around a mutex shared by processes. The first holder after a dead one repairs the data.
 class ProcessLock {
 public:
-    // `memory` is uint8 [128], zeros if `is_new`. `recover` is called by the first holder after a dead one. Waiting ends
-    // after `timeout` seconds: a holder may be stopped without being dead.
+    // `memory` is uint8 [128], zeros if `is_new`. `recover` is called by the first holder after a dead one. Waiting
+    // ends after `timeout` seconds: a holder may be stopped without being dead.
     ProcessLock(nb::object memory, bool is_new, nb::callable recover, double timeout)
         : kept_alive_(std::move(memory)),
           mutex_(read_memory<uint8_t>(kept_alive_, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
@@ -59,8 +59,8 @@ public:
         if (enter_within(timeout_)) return;
         char message[256];
         std::snprintf(message, sizeof message,
-                      "shared buffer: expected its lock within %g s, got it held by another process (thread %d) all the "
-                      "time. Resume that process, or end it; RELIVE_LOCK_SECONDS sets how long calls wait.",
+                      "shared buffer: expected its lock within %g s, got it held by another process (thread %d) all "
+                      "the time. Resume that process, or end it; RELIVE_LOCK_SECONDS sets how long calls wait.",
                       timeout_, mutex_.holder());
         PyErr_SetString(PyExc_TimeoutError, message);
         throw nb::python_error();
@@ -120,7 +120,8 @@ public:
     Within(ProcessLock& lock, double seconds) : lock_(lock), seconds_(seconds) {}
 
     bool enter() {
-        if (is_held_) throw std::runtime_error("lock: expected to be entered once, got entered again. Call within() again.");
+        if (is_held_)
+            throw std::runtime_error("lock: expected to be entered once, got entered again. Call within() again.");
         return is_held_ = lock_.enter_within(seconds_);
     }
 

@@ -1,5 +1,5 @@
-// PriorityTree: samples in proportion to priorities. Arguments are not converted: False or None is returned if one does not
-// fit exactly.
+// PriorityTree: samples in proportion to priorities. Arguments are not converted: False or None is returned if one does
+// not fit exactly.
 #include "../core/priority_tree.hpp"
 
 #include <nanobind/nanobind.h>
@@ -91,9 +91,9 @@ public:
     }
 
     // Set leaves to (priority + eps)^alpha; leaves of -1 are skipped. Returns (bad, skipped): the position of the first
-    // invalid priority or -1, and the number of skipped leaves. If a priority is invalid, nothing changes. If a priority
-    // exceeds the first item of `numbers`, a list or an array, that item becomes the priority. Returns None if an argument
-    // does not fit exactly.
+    // invalid priority or -1, and the number of skipped leaves. If a priority is invalid, nothing changes. If a
+    // priority exceeds the first item of `numbers`, a list or an array, that item becomes the priority. Returns None if
+    // an argument does not fit exactly.
     nb::object update(nb::handle leaves, nb::handle priorities, double alpha, double eps, nb::object numbers) {
         Array index, values;
         if (!read_vector(leaves, kInt64, index) || !conversion().read(priorities.ptr(), values) || values.ndim != 1 ||
@@ -106,12 +106,13 @@ public:
         return nb::none();
     }
 
-    // Set the leaves of slots touched by a write: transitions get `mass`, all other slots get zero.
-    void mark(const Touched& touched, double mass) {
-        const auto count = static_cast<int64_t>(touched.slots.size());
-        if (!in_range(touched.slots.data(), count, tree.num_leaves())) refuse<OutOfRange>("leaf: expected slots of the tree");
+    // Set the leaves of the slots that a write changed: transitions get `mass`, all other slots get zero.
+    void set_written_slots(const ChangedSlots& changed, double mass) {
+        const auto count = ssize(changed.slots);
+        if (!in_range(changed.slots.data(), count, tree.num_leaves()))
+            refuse<OutOfRange>("leaf: expected slots of the tree");
         MaybeReleased released(count * kBytesPerLeaf);
-        mark_touched(tree, touched, mass);
+        relive::set_written_slots(tree, changed, mass);
     }
 
     void rebuild() {
@@ -134,7 +135,7 @@ private:
         if (update.bad >= 0) return nb::make_tuple(update.bad, 0);
         check_leaves(index, -1);
         const bool is_largest = update.largest > nb::cast<double>(numbers[0]);
-        const auto count = static_cast<int64_t>(update.leaves.size());
+        const auto count = ssize(update.leaves);
         {
             MaybeReleased released(count * kBytesPerLeaf);
             tree.set(update.leaves.data(), update.masses.data(), 1, count);
@@ -167,7 +168,7 @@ void bind_priority_tree(nb::module_& m) {
         .def("draw", &BoundTree::draw)
         .def("draw_weighted", &BoundTree::draw_weighted)
         .def("update", &BoundTree::update)
-        .def("mark", &BoundTree::mark)
+        .def("set_written_slots", &BoundTree::set_written_slots)
         .def("total", [](const BoundTree& self) { return self.tree.total(); })
         .def("smallest", [](BoundTree& self) { return self.tree.smallest(); })
         .def("rebuild", &BoundTree::rebuild)

@@ -1,5 +1,5 @@
-// Bindings of a replay buffer's memory: RingMemory writes steps and draws rows, PlanReader reads batches, WriteBack
-// rewrites leaves.
+// Bindings of a replay buffer's memory: RingMemory writes steps, draws rows and rewrites leaves, PlanReader reads
+// batches.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -18,9 +18,11 @@
 namespace relive::bind {
 namespace {
 
-// Read the arrays in `state` by name. `journal` and `seals` (checksums) may be None or missing; they exist only in memory
-// that outlives the process.
-void read_state(nb::dict state, Ring& ring) {
+// Read the arrays in `state` by name. The journals and checksums may be None or missing: only memory that outlives the
+// process has them.
+void read_state(nb::dict state, RingMemory& memory) {
+    Ring& ring = memory.ring;
+    Rewritable& rewritable = memory.rewritable;
     const int64_t slots = ring.num_flat(), envs = ring.envs;
     nb::dict unknown;
     unknown.update(state);
@@ -42,9 +44,10 @@ void read_state(nb::dict state, Ring& ring) {
         else unknown.attr("pop")(name, nb::none());
     };
     array_or_none(ring.journal, "journal", envs);
-    array_or_none(ring.checksums, "seals", 2 * slots);
-    for (auto [name, _] : unknown)
-        refuse("state: expected kind, first, head, open, resetting, count, floor, journal and seals, got ", nb::str(name).c_str());
+    array_or_none(ring.checksums, "row_checksums", 2 * slots);
+    array_or_none(rewritable.journal, "rewrite_journal", 1 + (rewritable_bytes(memory) + 7) / 8);
+    array_or_none(rewritable.checksums, "rewrite_checksums", slots);
+    for (auto [name, _] : unknown) refuse("state: expected the arrays of a ring, got ", nb::str(name).c_str());
 }
 
 // Make the leaf that is stored in a column [slots, envs, …]; `stack` is (k, axis, repeat) or None.
@@ -67,36 +70,43 @@ void check_leaf_numbers(const std::vector<int>& numbers, size_t leaves, const ch
     }
 }
 
-// Build the memory of a ring from its columns [slots, envs, …], frame stacks, observation indices and state arrays.
-RingMemory make_memory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state) {
+// Build the memory of a ring from its columns [slots, envs, …], frame stacks, leaf indices and state arrays.
+RingMemory make_memory(nb::list columns, nb::list stacks, std::vector<int> obs_leaves, nb::list next_columns,
+                       std::vector<int> rewritable, nb::dict state) {
     RingMemory memory;
-    if (columns.size() == 0 || columns.size() + next_columns.size() > kMaxLeaves) refuse("columns: expected 1 to ", kMaxLeaves);
-    if (stacks.size() != columns.size()) refuse("stacks: expected one for each column");
-    check_leaf_numbers(observed, columns.size(), "observed");
-    if (next_columns.size() > 0 && next_columns.size() != observed.size())
+    const size_t leaves = columns.size();
+    if (leaves == 0 || leaves + next_columns.size() > kMaxLeaves) refuse("columns: expected 1 to ", kMaxLeaves);
+    if (stacks.size() != leaves) refuse("stacks: expected one for each column");
+    check_leaf_numbers(obs_leaves, leaves, "obs_leaves");
+    check_leaf_numbers(rewritable, leaves, "rewritable");
+    if (next_columns.size() > 0 && next_columns.size() != obs_leaves.size())
         refuse("next_columns: expected one for each observation, or none");
     const Array first = read_or_throw(columns[0], "column");
     if (first.ndim < 2 || first.shape[0] < 1 || first.shape[1] < 1) refuse("column: expected shape [slots, envs, …]");
     const int64_t slots = memory.ring.slots = first.shape[0], envs = memory.ring.envs = first.shape[1];
-    read_state(state, memory.ring);
-    memory.ring.keeps_next = next_columns.size() > 0;
-    for (size_t i = 0; i < columns.size(); ++i) memory.leaves.push_back(make_leaf(columns[i], stacks[i], slots, envs));
-    memory.observed = std::move(observed);
-    for (const int o : memory.observed) memory.leaves[static_cast<size_t>(o)].is_observation = true;
+    memory.ring.stores_next_obs = next_columns.size() > 0;
+    for (size_t i = 0; i < leaves; ++i) memory.leaves.push_back(make_leaf(columns[i], stacks[i], slots, envs));
+    for (const int o : obs_leaves) memory.leaves[o].is_observation = true;
+    for (const int l : rewritable)
+        if (memory.leaf(l).is_observation) refuse("rewritable: expected no observations, got ", l);
     for (size_t i = 0; i < next_columns.size(); ++i) {
-        const auto o = static_cast<size_t>(memory.observed[i]);
+        const auto o = static_cast<size_t>(obs_leaves[i]);
         const Leaf next = make_leaf(next_columns[i], stacks[o], slots, envs);
         if (next.dtype != memory.leaves[o].dtype || next.bytes != memory.leaves[o].bytes)
             refuse("next_columns: expected the dtype and shape of the observation");
         memory.next_columns.push_back(next.column);
     }
+    memory.obs_leaves = std::move(obs_leaves);
+    memory.rewritable.leaves = std::move(rewritable);
+    read_state(state, memory);
     return memory;
 }
 
 // Read slots of the ring; `lowest` is -1 if -1 (no slot) is allowed.
 Array read_slots(nb::handle slots, const RingMemory& memory, int64_t lowest = 0) {
     Array in = read_index(slots);
-    if (!in_range(in.as<int64_t>(), in.shape[0], memory.ring.num_flat(), lowest)) refuse<OutOfRange>("slot: expected slots of the ring");
+    if (!in_range(in.as<int64_t>(), in.shape[0], memory.ring.num_flat(), lowest))
+        refuse<OutOfRange>("slot: expected slots of the ring");
     return in;
 }
 
@@ -106,7 +116,8 @@ bool read_input(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Arr
     int64_t shape[kMaxDims + 2];
     const int ndim = lead.put(shape);
     for (int d = 0; d < leaf.ndim; ++d) shape[ndim + d] = leaf.shape[d];
-    if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, leaf.input_bytes * lead.steps * lead.envs, input.scratch))
+    const int64_t bytes = leaf.input_bytes * lead.steps * lead.envs;
+    if (!read_numbers(object, shape, ndim + leaf.ndim, leaf.dtype, bytes, input.scratch))
         return conversion().read(object, array) && read_array(array, leaf, lead, input);
     input.data = input.source = input.scratch.data();
     input.source_bytes = 0;
@@ -115,12 +126,13 @@ bool read_input(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Arr
 
 class BoundRing {
 public:
-    // `columns[i]` is [slots, envs, …]; `stacks[i]` is (k, axis, repeat) or None. `observed` lists the columns of
-    // observations; `next_columns` has a column of next observations for each, or is empty. `state` has the arrays of the
-    // ring by name (see `read_state`).
-    BoundRing(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state,
-              int64_t num_sampleable, bool next_step, bool same_step, bool single, int reward, int terminated, int truncated)
-        : memory_(make_memory(columns, stacks, std::move(observed), next_columns, state)),
+    // `columns[i]` is [slots, envs, …]; `stacks[i]` is (k, axis, repeat) or None. `obs_leaves` lists the columns of
+    // observations; `next_columns` has a column of next observations for each, or is empty. `rewritable` lists the
+    // columns that `rewrite` may change. `state` has the arrays of the ring by name (see `read_state`).
+    BoundRing(nb::list columns, nb::list stacks, std::vector<int> obs_leaves, nb::list next_columns,
+              std::vector<int> rewritable, nb::dict state, int64_t num_sampleable, bool next_step, bool same_step,
+              bool single, int reward, int terminated, int truncated)
+        : memory_(make_memory(columns, stacks, std::move(obs_leaves), next_columns, std::move(rewritable), state)),
           writer_(memory_),
           requests_(memory_),
           arrays_(writer_.block.size()),
@@ -134,7 +146,8 @@ public:
         memory_.terminated = terminated;
         memory_.truncated = truncated;
         if (single && ring.envs != 1) refuse("single: expected one environment, got ", ring.envs);
-        if (num_sampleable < 1 || num_sampleable > ring.slots) refuse<OutOfRange>("num_sampleable: expected 1 to ", ring.slots, ", got ", num_sampleable);
+        if (num_sampleable < 1 || num_sampleable > ring.slots)
+            refuse<OutOfRange>("num_sampleable: expected 1 to ", ring.slots, ", got ", num_sampleable);
         check_leaf_numbers({reward}, memory_.leaves.size(), "reward");
         for (const int flag : {terminated, truncated}) {
             check_leaf_numbers({flag}, memory_.leaves.size(), "terminated, truncated");
@@ -144,13 +157,13 @@ public:
     }
     BoundRing(const BoundRing&) = delete;
 
-    // Return the ring and its columns. A binding that stores the reference must keep this object alive.
+    // Return the ring and its columns. Whoever stores the reference must keep this object alive.
     RingMemory& memory() { return memory_; }
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 or a `Warning` (each once) if the steps
-    // were stored. Otherwise nothing was stored: i if leaf i (next observations follow the leaves) does not fit exactly, -2
-    // - i if the stack of leaf i cannot be rebuilt from single frames. `then` completes the change (see `complete`), or is
-    // None.
+    // were stored. Otherwise nothing was stored: i if leaf i (next observations follow the leaves) does not fit
+    // exactly, -2 - i if the stack of leaf i cannot be rebuilt from single frames. `then` completes the change (see
+    // `complete`), or is None.
     int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks, nb::handle then) {
         const int64_t status = store(values, nexts, env_ids, steps, blocks);
         const bool is_stored = status == -1 || status <= kLooksInfinite;
@@ -159,7 +172,7 @@ public:
     }
 
     // Count every step written from now on with these counters.
-    void observe(nb::handle counters) {
+    void attach_counters(nb::handle counters) {
         nb::cast<Counters&>(counters).check(memory_);
         counters_ = &nb::cast<Counters&>(counters);
         counters_kept_alive_ = nb::borrow(counters);
@@ -171,9 +184,9 @@ public:
         return nb::make_tuple(all.followed, all.cut, all.ended, all.reset, all.restarted, all.infinite);
     }
 
-    void keep_touched(bool on) { writer_.keeps_touched = on; }
+    void track_changes(bool on) { writer_.tracks_changes = on; }
     void watch_cuts(bool on) { writer_.continuity.watches_cuts = on; }
-    Touched& touched() { return writer_.touched; }
+    ChangedSlots& changed_slots() { return writer_.changed; }
     int64_t stored() const { return memory_.ring.stored(); }
 
     // Recompute the checksums of every row, after rows were written directly.
@@ -183,19 +196,20 @@ public:
     }
 
     // Set out[slot] to 1 if its row is in [since[env], until[env]) and differs from its checksums, else to 0.
-    void find_broken(nb::handle since, nb::handle until, nb::handle out) const {
+    void find_damaged(nb::handle since, nb::handle until, nb::handle out) const {
         const auto* first = read_memory<const int64_t>(since, kInt64, memory_.ring.envs, "since");
         const auto* end = read_memory<const int64_t>(until, kInt64, memory_.ring.envs, "until");
-        auto* broken = read_memory<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
+        auto* damaged = read_memory<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
         MaybeReleased released(kReleaseBytes);
-        find_broken_rows(memory_, first, end, broken);
+        find_damaged_rows(memory_, first, end, damaged);
     }
 
     // Whether every invariant of the ring holds.
     bool is_valid() const {
         MaybeReleased released(kReleaseBytes);
         const auto flags = [this](int leaf) { return reinterpret_cast<const uint8_t*>(memory_.leaf(leaf).column); };
-        return memory_.ring.is_valid(flags(memory_.terminated), flags(memory_.truncated), !memory_.rewritable.leaves.empty());
+        return memory_.ring.is_valid(flags(memory_.terminated), flags(memory_.truncated),
+                                     !memory_.rewritable.leaves.empty());
     }
 
     // Draw `count` slots of transitions uniformly with replacement. Returns None if transitions are too rare to find by
@@ -257,6 +271,35 @@ public:
         read_leaf(memory_.ring, leaf, leaf.column, in.as<int64_t>(), in.shape[0], stacks.data);
     }
 
+    // Write rows [count, …] of each rewritable leaf (None: unchanged) to slots [count]. Slots of -1 are skipped.
+    void rewrite(nb::handle slots, nb::tuple values) {
+        const Array index = read_slots(slots, memory_, -1);
+        const int64_t count = index.shape[0];
+        if (values.size() != memory_.rewritable.leaves.size()) refuse("values: expected one for each leaf");
+        std::vector<Array> arrays(values.size());
+        std::vector<const char*> sources(values.size(), nullptr);
+        for (size_t l = 0; l < values.size(); ++l) {
+            if (values[l].is_none()) continue;
+            const Leaf& leaf = memory_.leaf(memory_.rewritable.leaves[l]);
+            const Array& array = arrays[l] = read_or_throw(values[l], "values");
+            if (array.dtype != leaf.dtype || !array.ends_with(1, leaf.ndim, leaf.shape) || array.shape[0] != count)
+                refuse("values: expected rows of the leaf, one for each slot");
+            sources[l] = array.data;
+        }
+        MaybeReleased released(count * rewritable_bytes(memory_));
+        rewrite_rows(memory_, index.as<int64_t>(), count, sources);
+    }
+
+    // Complete the rewrite that a killed process left in the journal, if any.
+    void finish_rewrite() { finish_rewriting(memory_); }
+
+    // Set out[slot] to 1 if it holds a transition whose rewritable leaves differ from their checksum, else to 0.
+    void find_torn(nb::handle out) const {
+        auto* torn = read_memory<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
+        MaybeReleased released(kReleaseBytes);
+        find_torn_rows(memory_, torn);
+    }
+
 private:
     struct ReleaseCasts {
         StepBlock& block;
@@ -264,7 +307,8 @@ private:
     };
 
     void begin(nb::handle env_ids, int64_t steps, bool blocks) {
-        if (steps < 1 || (!blocks && steps != 1)) refuse<OutOfRange>("steps: expected 1, or the steps of a block, got ", steps);
+        if (steps < 1 || (!blocks && steps != 1))
+            refuse<OutOfRange>("steps: expected 1, or the steps of a block, got ", steps);
         if (env_ids.is_none()) return writer_.block.begin(steps);
         const Array array = read_index(env_ids);
         const auto* ids = array.as<int64_t>();
@@ -280,7 +324,8 @@ private:
         StepBlock& block = writer_.block;
         begin(env_ids, steps, blocks);
         const size_t leaves = memory_.leaves.size();
-        if (values.size() != leaves || nexts.size() != memory_.observed.size()) refuse("leaves: expected one for each column");
+        if (values.size() != leaves || nexts.size() != memory_.obs_leaves.size())
+            refuse("leaves: expected one for each column");
         if (block.envs() == 0) return -1;
         const LeadingAxes lead{steps, block.envs(), blocks, !single_};
         int64_t bytes = 0;
@@ -292,9 +337,9 @@ private:
             if (!read_input(object, leaf, lead, arrays_[i], block.input(i))) return static_cast<int64_t>(i);
             bytes += leaf.input_bytes;
         }
-        for (size_t o = 0; o < memory_.observed.size(); ++o)
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o)
             if (block.overlaps(o)) return static_cast<int64_t>(leaves + o);
-        writer_.touched.slots.clear();
+        writer_.changed.slots.clear();
         const int64_t bad = block.check_stacks();
         if (bad >= 0) return -2 - bad;
         const ReleaseCasts release{block};
@@ -332,20 +377,20 @@ struct ReservedBatch {
 
 class PlanReader {
 public:
-    // `reads` are pairs (leaf, group) in the order of the batch. `groups` are tuples (anchor, of_observations, is_masked,
-    // offsets or None), see `ReadGroup`; `layout` is a `ReadPlan::Layout`.
-    PlanReader(RingMemory& memory, nb::list reads, nb::list groups, int layout, bool cross, bool step_ids, int64_t before,
+    // `reads` are pairs (leaf, group) in the order of the batch. `groups` are tuples (anchor, of_observations,
+    // is_masked, offsets or None), see `ReadGroup`; `layout` is a `ReadPlan::Layout`.
+    PlanReader(BoundRing& ring, nb::list reads, nb::list groups, int layout, bool cross, bool step_ids, int64_t before,
                int64_t after, int64_t n, double gamma)
-        : plan_{memory, static_cast<ReadPlan::Layout>(layout), cross, step_ids, before, after, n, gamma, {}, {}, {}, false},
-          requests_(memory) {
+        : plan_{ring.memory(), static_cast<ReadPlan::Layout>(layout), cross, step_ids, before, after, n, gamma},
+          requests_(ring.memory()) {
         if (layout < 0 || layout >= ReadPlan::kLayouts) refuse("layout: expected 0 to 2, got ", layout);
         const bool is_packed = plan_.is_packed();
-        const int64_t max_steps = is_packed ? kMaxSteps : memory.ring.slots - 1;
+        const int64_t slots = plan_.memory.ring.slots, max_steps = is_packed ? kMaxSteps : slots - 1;
         if (before < 0 || after < 0 || before > max_steps || after > max_steps) {
             if (is_packed && before >= 0 && after >= 0) throw OutOfMemory();
             refuse<OutOfRange>("before, after: expected 0 to ", max_steps);
         }
-        if (n < 0 || n > memory.ring.slots || n > after + 1 || (n > 0 && is_packed))
+        if (n < 0 || n > slots || n > after + 1 || (n > 0 && is_packed))
             refuse<OutOfRange>("n: expected at most the steps that are read in their places, got ", n);
         if (step_ids && !is_packed) refuse("step_ids: expected packed sequences");
         for (nb::handle each : groups) add_group(nb::cast<nb::tuple>(each));
@@ -391,7 +436,8 @@ private:
         const bool requests = plan_.memory.ring.checksums && requests_.expects_waits();
         MaybeReleased released(requests ? kReleaseBytes : reserved.batch.plans.bytes());
         reserved.batch.find();
-        if (requests) reserved.batch.for_slots([&](const int64_t* slots, int64_t count) { requests_.request(slots, count); });
+        if (requests)
+            reserved.batch.for_slots([&](const int64_t* slots, int64_t count) { requests_.request(slots, count); });
         reserved.batch.read();
         return reserved.out;
     }
@@ -401,7 +447,8 @@ private:
         if (parts.size() != 4) refuse("groups: expected (anchor, of_observations, is_masked, offsets)");
         const int anchor = nb::cast<int>(parts[0]);
         if (anchor < 0 || anchor >= ReadGroup::kAnchors) refuse("groups: expected an anchor from 0 to 4, got ", anchor);
-        ReadGroup group{static_cast<Anchor>(anchor), nb::cast<bool>(parts[1]), nb::cast<bool>(parts[2]), !parts[3].is_none(), {}};
+        ReadGroup group{static_cast<Anchor>(anchor), nb::cast<bool>(parts[1]), nb::cast<bool>(parts[2]),
+                        !parts[3].is_none()};
         const bool may_move = group.anchor == Anchor::kRow || group.anchor == Anchor::kNext;
         if ((group.has_offsets && !may_move) || (group.is_masked && !group.has_offsets))
             refuse("groups: expected offsets from the row or the next observation on");
@@ -419,83 +466,18 @@ private:
     void add_read(nb::tuple pair) {
         if (pair.size() != 2) refuse("reads: expected (leaf, group)");
         const int leaf = nb::cast<int>(pair[0]), group = nb::cast<int>(pair[1]);
-        if (leaf < 0 || leaf >= static_cast<int>(plan_.memory.leaves.size())) refuse<OutOfRange>("reads: expected a leaf, got ", leaf);
-        if (group < 0 || group >= static_cast<int>(plan_.groups.size())) refuse<OutOfRange>("reads: expected a group, got ", group);
+        if (leaf < 0 || leaf >= static_cast<int>(plan_.memory.leaves.size()))
+            refuse<OutOfRange>("reads: expected a leaf, got ", leaf);
+        if (group < 0 || group >= static_cast<int>(plan_.groups.size()))
+            refuse<OutOfRange>("reads: expected a group, got ", group);
         const DataType dtype = plan_.memory.leaf(leaf).dtype;
-        const bool is_summed = plan_.groups[static_cast<size_t>(group)].anchor == ReadGroup::Anchor::kSum;
+        const bool is_summed = plan_.groups[group].anchor == ReadGroup::Anchor::kSum;
         if (is_summed && dtype != kFloat32 && dtype != kFloat64) refuse("reads: expected float32 or float64 to sum");
         plan_.add_read(leaf, group);
     }
 
     ReadPlan plan_;
     PageRequests requests_;
-};
-
-class WriteBack {
-public:
-    // `leaves` are ascending indices of columns. `checksums` [slots, envs] and `journal` are None unless the memory
-    // outlives the process. From now on, the other checksums of a row exclude these columns.
-    WriteBack(RingMemory& memory, std::vector<int> leaves, nb::object checksums, nb::object journal)
-        : memory_(memory), kept_alive_(nb::make_tuple(checksums, journal)) {
-        Rewritable rewritable;
-        int64_t bytes = 0;
-        int last = -1;
-        for (const int leaf : leaves) {
-            if (leaf <= last || leaf >= static_cast<int>(memory.leaves.size()) || memory.leaf(leaf).is_observation)
-                refuse("leaves: expected ascending numbers of columns that are no observations");
-            bytes += memory.leaf(leaf).bytes;
-            last = leaf;
-        }
-        if (!checksums.is_none()) rewritable.checksums = read_memory<uint64_t>(checksums, kInt64, memory.ring.num_flat(), "checksums");
-        if (!journal.is_none()) rewritable.journal = read_memory<int64_t>(journal, kInt64, 1 + (bytes + 7) / 8, "journal");
-        rewritable.leaves = std::move(leaves);
-        checksums_ = rewritable.checksums;
-        journal_ = rewritable.journal;
-        memory.rewritable = std::move(rewritable);
-    }
-    WriteBack(const WriteBack&) = delete;
-
-    // Remove this object's arrays from the ring, which may outlive them.
-    ~WriteBack() {
-        Rewritable& rewritable = memory_.rewritable;
-        if (rewritable.checksums == checksums_) rewritable.checksums = nullptr;
-        if (rewritable.journal == journal_) rewritable.journal = nullptr;
-    }
-
-    // Write rows [count, …] of each leaf (None: unchanged) to slots [count]. Slots of -1 are skipped.
-    void write(nb::handle slots, nb::tuple values) {
-        const Array index = read_slots(slots, memory_, -1);
-        const int64_t count = index.shape[0];
-        if (values.size() != memory_.rewritable.leaves.size()) refuse("values: expected one for each leaf");
-        std::vector<Array> arrays(values.size());
-        std::vector<const char*> sources(values.size(), nullptr);
-        for (size_t l = 0; l < values.size(); ++l) {
-            if (values[l].is_none()) continue;
-            const Leaf& leaf = memory_.leaf(memory_.rewritable.leaves[l]);
-            const Array& array = arrays[l] = read_or_throw(values[l], "values");
-            if (array.dtype != leaf.dtype || !array.ends_with(1, leaf.ndim, leaf.shape) || array.shape[0] != count)
-                refuse("values: expected rows of the leaf, one for each slot");
-            sources[l] = array.data;
-        }
-        MaybeReleased released(count * rewritable_bytes(memory_));
-        write_back(memory_, index.as<int64_t>(), count, sources);
-    }
-
-    // Complete the rewrite that a killed process left in the journal, if any.
-    void finish() { finish_write_back(memory_); }
-
-    // Set out[slot] to 1 if it holds a transition whose rewritable leaves differ from their checksum, else to 0.
-    void find_torn(nb::handle out) const {
-        auto* torn = read_memory<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
-        MaybeReleased released(kReleaseBytes);
-        find_torn_rows(memory_, torn);
-    }
-
-private:
-    RingMemory& memory_;
-    uint64_t* checksums_;
-    int64_t* journal_;
-    nb::object kept_alive_;
 };
 
 }
@@ -507,19 +489,18 @@ void bind_ring(nb::module_& m) {
     m.attr("LOOKS_RESET") = static_cast<int64_t>(kLooksReset);
     m.attr("LOOKS_RESTARTED") = static_cast<int64_t>(kLooksRestarted);
     m.attr("LOOKS_INFINITE") = static_cast<int64_t>(kLooksInfinite);
-    nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
-    nb::class_<RingMemory>(m, "CoreMemory");
+    nb::class_<ChangedSlots>(m, "ChangedSlots").def_ro("slots", &ChangedSlots::slots);
     nb::class_<BoundRing>(m, "RingMemory")
-        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
+        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, std::vector<int>, nb::dict, int64_t, bool, bool,
+                      bool, int, int, int>())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
-        .def("observe", &BoundRing::observe)
+        .def("attach_counters", &BoundRing::attach_counters)
         .def("continuity_counts", &BoundRing::continuity_counts)
         .def("watch_cuts", &BoundRing::watch_cuts)
-        .def("keep_touched", &BoundRing::keep_touched)
-        .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)
-        .def_prop_ro("memory", &BoundRing::memory, nb::rv_policy::reference_internal)
+        .def("track_changes", &BoundRing::track_changes)
+        .def_prop_ro("changed_slots", &BoundRing::changed_slots, nb::rv_policy::reference_internal)
         .def("recompute_checksums", &BoundRing::recompute_checksums)
-        .def("find_broken", &BoundRing::find_broken)
+        .def("find_damaged", &BoundRing::find_damaged)
         .def_static("write_behind", &start_writing)
         .def("is_valid", &BoundRing::is_valid)
         .def("stored", &BoundRing::stored)
@@ -530,21 +511,18 @@ void bind_ring(nb::module_& m) {
         .def("locate", &BoundRing::locate)
         .def("holds", &BoundRing::holds)
         .def("fetch", &BoundRing::fetch)
-        .def("stack", &BoundRing::stack);
+        .def("stack", &BoundRing::stack)
+        .def("rewrite", &BoundRing::rewrite)
+        .def("finish_rewrite", &BoundRing::finish_rewrite)
+        .def("find_torn", &BoundRing::find_torn);
     nb::class_<ReservedBatch>(m, "Batch");
     nb::class_<PlanReader>(m, "PlanReader")
-        .def(nb::init<RingMemory&, nb::list, nb::list, int, bool, bool, int64_t, int64_t, int64_t, double>(),
+        .def(nb::init<BoundRing&, nb::list, nb::list, int, bool, bool, int64_t, int64_t, int64_t, double>(),
              nb::keep_alive<1, 2>())
         .def("sample", &PlanReader::sample)
         .def("reserve", &PlanReader::reserve, nb::keep_alive<0, 1>())
         .def("fill", &PlanReader::fill)
         .def("read", &PlanReader::read);
-    nb::class_<WriteBack>(m, "WriteBack")
-        .def(nb::init<RingMemory&, std::vector<int>, nb::object, nb::object>(), nb::keep_alive<1, 2>(), nb::arg(), nb::arg(),
-             nb::arg().none(), nb::arg().none())
-        .def("write", &WriteBack::write)
-        .def("finish", &WriteBack::finish)
-        .def("find_torn", &WriteBack::find_torn);
 }
 
 }

@@ -18,8 +18,8 @@ namespace {
 
 class Columns {
 public:
-    // `arrays[i]` is [rows, …]. Callers pass a row without its `lead` leading axes of length one (a single environment has
-    // no environment axis). For an `optional` column they may pass None, which writes zeros.
+    // `arrays[i]` is [rows, …]. Callers pass a row without its `lead` leading axes of length one (a single environment
+    // has no environment axis). For an `optional` column they may pass None, which writes zeros.
     Columns(nb::list arrays, nb::list optional, int lead) : kept_alive_(arrays) {
         if (optional.size() != arrays.size()) refuse("optional: expected one for each column");
         if (lead < 0 || lead > kMaxDims) refuse("lead: expected a number of axes, got ", lead);
@@ -37,10 +37,10 @@ public:
     Columns(const Columns&) = delete;
 
     // Write one row of the columns `which` (None: all). A column with fewer rows than the others keeps the newest ones.
-    // Returns -1, or the position of the first leaf that does not fit: nothing was written then, except that a number too
-    // large for its dtype may leave a partial row.
+    // Returns -1, or the position of the first leaf that does not fit: nothing was written then, except that a number
+    // too large for its dtype may leave a partial row.
     int64_t write(int64_t row, nb::tuple leaves, nb::handle which) {
-        const auto count = static_cast<int64_t>(leaves.size());
+        const auto count = ssize(leaves);
         check(row, count, which);
         const OneWrite one_write(is_writing_, arrays_);
         if (writes_.size() < leaves.size()) {
@@ -49,13 +49,13 @@ public:
         }
         int64_t bytes = 0;
         for (int64_t i = 0; i < count; ++i) {
-            const int64_t at = which.is_none() ? i : nb::cast<int64_t>(nb::borrow<nb::tuple>(which)[static_cast<size_t>(i)]);
+            const int64_t at = which.is_none() ? i : nb::cast<int64_t>(nb::borrow<nb::tuple>(which)[i]);
             if (!plan(PyTuple_GetItem(leaves.ptr(), i), static_cast<size_t>(at), row, static_cast<size_t>(i))) return i;
-            bytes += writes_[static_cast<size_t>(i)].bytes;
+            bytes += writes_[i].bytes;
         }
         MaybeReleased released(bytes);
         for (int64_t i = 0; i < count; ++i)
-            if (!writes_[static_cast<size_t>(i)].run()) return i;
+            if (!writes_[i].run()) return i;
         return -1;
     }
 
@@ -69,8 +69,9 @@ public:
 private:
     void check(int64_t row, int64_t count, nb::handle which) const {
         if (row < 0 || row >= rows_) refuse<OutOfRange>("row: expected 0 to ", rows_ - 1, ", got ", row);
-        if (which.is_none() ? count != static_cast<int64_t>(columns_.size()) : !PyTuple_Check(which.ptr()) || PyTuple_Size(which.ptr()) != count)
-            refuse("leaves: expected ", columns_.size(), ", got ", count);
+        const bool fits = which.is_none() ? count == ssize(columns_)
+                                          : PyTuple_Check(which.ptr()) && PyTuple_Size(which.ptr()) == count;
+        if (!fits) refuse("leaves: expected ", columns_.size(), ", got ", count);
         if (count > kMaxLeaves) refuse("leaves: expected at most ", kMaxLeaves, ", got ", count);
     }
 
@@ -104,7 +105,8 @@ std::vector<Column> read_columns(nb::list arrays, const std::vector<int>& item_n
     std::vector<Column> columns;
     for (size_t i = 0; i < arrays.size(); ++i) {
         columns.emplace_back(read_or_throw(arrays[i], "source"), item_ndims[i]);
-        if (items < 0 || columns[i].items < items) refuse("items: expected at most ", columns[i].items, ", got ", items);
+        if (items < 0 || columns[i].items < items)
+            refuse("items: expected at most ", columns[i].items, ", got ", items);
     }
     return columns;
 }
@@ -114,7 +116,8 @@ public:
     Gather(nb::list arrays, std::vector<int> item_ndims, int64_t items)
         : columns_(read_columns(arrays, item_ndims, items)), items_(items), kept_alive_(nb::tuple(arrays)) {}
 
-    // Read the items index[start:stop] of every column into new tensors [count, …]. `padded`: an index of -1 gives zeros.
+    // Read the items index[start:stop] of every column into new tensors [count, …]. `padded`: an index of -1 gives
+    // zeros.
     nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded) const {
         const Array rows = read_rows(index, start, stop, padded);
         const int64_t count = stop - start;
@@ -136,7 +139,8 @@ public:
         for (size_t i = 0; i < columns_.size(); ++i) {
             outputs[i] = read_output(arrays[i], "out");
             const Column& column = columns_[i];
-            if (outputs[i].dtype != column.dtype || !outputs[i].ends_with(1, column.ndim, column.shape) || outputs[i].shape[0] != stop - start)
+            if (outputs[i].dtype != column.dtype || !outputs[i].ends_with(1, column.ndim, column.shape) ||
+                outputs[i].shape[0] != stop - start)
                 refuse("out: expected the shape and dtype of the source");
             targets[i] = outputs[i].data;
         }
@@ -146,7 +150,8 @@ public:
 private:
     Array read_rows(nb::handle index, int64_t start, int64_t stop, bool padded) const {
         Array array = read_index(index);
-        if (start < 0 || stop < start || stop > array.shape[0]) refuse<OutOfRange>("start, stop: expected a range of the index");
+        if (start < 0 || stop < start || stop > array.shape[0])
+            refuse<OutOfRange>("start, stop: expected a range of the index");
         if (!in_range(array.as<int64_t>() + start, stop - start, items_, padded ? -1 : 0))
             refuse<OutOfRange>("index: expected 0 to ", items_ - 1, ", got one outside");
         return array;
@@ -157,21 +162,14 @@ private:
         for (const Column& column : columns_) bytes += column.bytes * count;
         MaybeReleased released(bytes);
         const auto read = padded ? gather_padded : gather;
-        for (size_t i = 0; i < columns_.size(); ++i) read(targets[i], columns_[i].data, rows, count, columns_[i].bytes, items_);
+        for (size_t i = 0; i < columns_.size(); ++i)
+            read(targets[i], columns_[i].data, rows, count, columns_[i].bytes, items_);
     }
 
     std::vector<Column> columns_;
     int64_t items_;
     nb::object kept_alive_;
 };
-
-// Whether all objects are contiguous plain arrays in host memory.
-bool reads(nb::list arrays) {
-    Array array;
-    for (nb::handle object : arrays)
-        if (!conversion().read(object.ptr(), array) || !array.contiguous()) return false;
-    return arrays.size() <= kMaxLeaves;
-}
 
 constexpr int64_t kMaxShuffled = int64_t{1} << 32;
 
@@ -200,13 +198,14 @@ struct SequenceIndex {
     int64_t rows;
     Sequences sequences;
 
-    // Find the sequences of the first `steps` steps. `terminated` and `truncated` are [at least `steps`, envs], `mask` is
-    // [steps, envs] or None, `starting` is [envs].
+    // Find the sequences of the first `steps` steps. `terminated` and `truncated` are [at least `steps`, envs], `mask`
+    // is [steps, envs] or None, `starting` is [envs].
     SequenceIndex(int64_t steps, nb::handle terminated, nb::handle truncated, nb::handle mask, nb::handle starting,
                   int64_t length, int64_t stride, bool split, bool keep_tail) {
         const Array ends = read_or_throw(terminated, "terminated");
         if (ends.ndim != 2 || ends.dtype != kBool) refuse("terminated: expected a matrix of bools");
-        if (steps < 0 || steps > ends.shape[0]) refuse<OutOfRange>("steps: expected 0 to ", ends.shape[0], ", got ", steps);
+        if (steps < 0 || steps > ends.shape[0])
+            refuse<OutOfRange>("steps: expected 0 to ", ends.shape[0], ", got ", steps);
         // A stride longer than `length` would skip steps and run past the last one.
         if (length < 0 || stride < 1 || (length && stride > length))
             refuse("length, stride: expected 1 <= stride <= length, got ", length, ", ", stride);
@@ -225,24 +224,28 @@ struct SequenceIndex {
 
 class SequenceGather {
 public:
-    // Read `steps` at every step of a sequence, `carried` (initial states) only at its first step.
+    // Read `steps` at every step of a sequence, `initial_states` only at its first step.
     SequenceGather(nb::handle index, int64_t length, const char* layout, nb::list steps, std::vector<int> step_ndims,
-                   nb::list carried, std::vector<int> carried_ndims)
+                   nb::list initial_states, std::vector<int> initial_ndims)
         : index_(nb::cast<const SequenceIndex&>(index)),
-          reader_(index_.sequences, index_.rows, length, read_layout(layout), read_columns(steps, step_ndims, index_.rows),
-                  read_columns(carried, carried_ndims, index_.rows)),
-          kept_alive_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(carried))) {
-        if (length < index_.sequences.longest) refuse("length: expected at least ", index_.sequences.longest, ", got ", length);
+          reader_(index_.sequences, index_.rows, length, read_layout(layout),
+                  read_columns(steps, step_ndims, index_.rows),
+                  read_columns(initial_states, initial_ndims, index_.rows)),
+          kept_alive_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(initial_states))) {
+        if (length < index_.sequences.longest)
+            refuse("length: expected at least ", index_.sequences.longest, ", got ", length);
     }
 
-    // Return new tensors with the sequences whose numbers are `which[start:stop]`, in the order of `SequenceReader::plan`.
+    // Return new tensors with the sequences whose numbers are `which[start:stop]`, in the order of
+    // `SequenceReader::plan`.
     nb::list take(nb::handle which, int64_t start, int64_t stop) const {
         const Array index = read_index(which);
         if (start < 0 || stop <= start || stop > index.shape[0])
             refuse<OutOfRange>("start, stop: expected a range of the sequences");
         const int64_t* numbers = index.as<int64_t>() + start;
-        const auto all = static_cast<int64_t>(index_.sequences.runs.size());
-        if (!in_range(numbers, stop - start, all)) refuse<OutOfRange>("which: expected 0 to ", all - 1, ", got one outside");
+        const auto all = ssize(index_.sequences.runs);
+        if (!in_range(numbers, stop - start, all))
+            refuse<OutOfRange>("which: expected 0 to ", all - 1, ", got one outside");
         const SequenceReader::Batch batch = reader_.choose(numbers, stop - start);
         TensorPlans plans;
         reader_.plan(batch, plans);
@@ -279,12 +282,11 @@ void bind_rollout(nb::module_& m) {
         .def("take", &Gather::take, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("padded") = false)
         .def("take_into", &Gather::take_into, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("out"),
              nb::arg("padded") = false);
-    m.def("reads", &reads);
     m.def("shuffle", &shuffle_index);
     m.def("permutation", &permutation);
     nb::class_<SequenceIndex>(m, "SequenceIndex")
-        .def(nb::init<int64_t, nb::handle, nb::handle, nb::handle, nb::handle, int64_t, int64_t, bool, bool>(), nb::arg(),
-             nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
+        .def(nb::init<int64_t, nb::handle, nb::handle, nb::handle, nb::handle, int64_t, int64_t, bool, bool>(),
+             nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("__len__", [](const SequenceIndex& index) { return index.sequences.runs.size(); })
         .def_prop_ro("longest", [](const SequenceIndex& index) { return index.sequences.longest; });
     nb::class_<SequenceGather>(m, "SequenceGather")

@@ -11,7 +11,8 @@
 
 namespace relive::bind {
 
-// A block of memory with this header, a DLPack description per tensor, and the tensors. It is freed with its last tensor.
+// A block of memory with this header, a DLPack description per tensor, and the tensors. It is freed with its last
+// tensor.
 class TensorBlock {
 public:
     static TensorBlock* make(size_t count, int64_t bytes) {
@@ -42,7 +43,9 @@ public:
             description.strides[d] = stride;
             stride *= plan.shape[d];
         }
-        description.tensor = {{1, 0}, this, release, 0, {plan.data, {dlpack::kCPU, 0}, plan.ndim, plan.dtype, description.shape, description.strides, 0}};
+        const dlpack::Tensor tensor{plan.data, {dlpack::kCPU, 0}, plan.ndim, plan.dtype, description.shape,
+                                    description.strides, 0};
+        description.tensor = {{1, 0}, this, release, 0, tensor};
         references_.fetch_add(1, std::memory_order_relaxed);
         return &description.tensor;
     }

@@ -20,6 +20,12 @@
 
 namespace relive {
 
+// Return the size of a container as a signed number, like `std::ssize` of C++20.
+template <class Container>
+constexpr int64_t ssize(const Container& container) {
+    return static_cast<int64_t>(container.size());
+}
+
 constexpr int kMaxDims = 16;
 
 // Codes of number types, with the values of DLPack.
@@ -99,7 +105,7 @@ inline void copy_block(char* out, const char* in, int64_t bytes) noexcept {
         bytes -= i;
     }
 #endif
-    std::memcpy(out, in, static_cast<size_t>(bytes));
+    std::memcpy(out, in, bytes);
 }
 
 // Copy a row of 16 to a few hundred bytes in 16-byte words, the last one overlapping. A call of memcpy costs more.
@@ -188,8 +194,10 @@ inline void prefetch_item(const char* item, int64_t bytes) noexcept {
     for (int64_t offset = 0; offset < bytes && offset < 1024; offset += 64) RELIVE_PREFETCH(item + offset);
 }
 
-// Set out[i] = items[index[i]] for every i. There are `total` items of `bytes` bytes, and the caller has checked the index.
-inline void gather(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes, int64_t total) noexcept {
+// Set out[i] = items[index[i]] for every i. There are `total` items of `bytes` bytes, and the caller has checked the
+// index.
+inline void gather(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes,
+                   int64_t total) noexcept {
     // Number of copies that also prefetch a later item.
     const int64_t ahead = total * bytes <= kNear ? 0 : count - kAhead;
     with_size(bytes, [=](auto size) {
@@ -209,7 +217,7 @@ inline void gather(char* out, const char* items, const int64_t* index, int64_t c
                 }
                 const char* item = items + index[i] * bytes;
                 if (bytes >= 16 && bytes <= kShortRow) copy_row(out + i * bytes, item, bytes);
-                else std::memcpy(out + i * bytes, item, static_cast<size_t>(bytes));
+                else std::memcpy(out + i * bytes, item, bytes);
             }
         }
     });
@@ -226,12 +234,12 @@ inline void gather_padded(char* out, const char* items, const int64_t* index, in
             stop = i + 1;
             if (i < ahead && index[i + kAhead] >= 0) RELIVE_PREFETCH(items + index[i + kAhead] * each);
             if (index[i] < 0) {
-                std::memset(out + i * each, 0, static_cast<size_t>(each));
+                std::memset(out + i * each, 0, each);
                 continue;
             }
             while (stop < count && index[stop] == index[stop - 1] + 1) ++stop;
-            if (stop == i + 1) std::memcpy(out + i * each, items + index[i] * each, static_cast<size_t>(each));
-            else std::memcpy(out + i * each, items + index[i] * each, static_cast<size_t>((stop - i) * each));
+            if (stop == i + 1) std::memcpy(out + i * each, items + index[i] * each, each);
+            else std::memcpy(out + i * each, items + index[i] * each, (stop - i) * each);
         }
     });
 }

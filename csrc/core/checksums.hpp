@@ -13,8 +13,8 @@
 
 namespace relive {
 
-// Mix a word into a state. The result is one-to-one in both arguments, so a change of one word always changes it. Without
-// the rotation, changes of the highest bits of two words would cancel.
+// Mix a word into a state. The result is one-to-one in both arguments, so a change of one word always changes it.
+// Without the rotation, changes of the highest bits of two words would cancel.
 inline uint64_t mix(uint64_t state, uint64_t word) {
     const uint64_t product = (state ^ word) * 0x9E3779B97F4A7C15u;
     return (product << 29) | (product >> 35);
@@ -22,11 +22,12 @@ inline uint64_t mix(uint64_t state, uint64_t word) {
 
 inline uint64_t word_at(const char* data, int64_t bytes) {
     uint64_t word = 0;
-    std::memcpy(&word, data, static_cast<size_t>(bytes));
+    std::memcpy(&word, data, bytes);
     return word;
 }
 
-// Mix bytes into a state. From 128 bytes on four independent lanes run in parallel.
+// Mix bytes into a state. Blocks of at least 128 bytes are mixed in four lanes, whose multiplications do not wait for
+// each other; the lanes are then mixed into the state.
 inline uint64_t mix_bytes(uint64_t state, const char* data, int64_t bytes) {
     int64_t i = 0;
     if (bytes >= 128) {
@@ -45,7 +46,7 @@ inline uint64_t mix_bytes(uint64_t state, const char* data, int64_t bytes) {
 
 inline uint64_t compute_observation_checksum(const RingMemory& memory, int64_t flat, int64_t row) {
     uint64_t state = mix(mix(1, static_cast<uint64_t>(row)), memory.ring.first[flat]);
-    for (size_t o = 0; o < memory.observed.size(); ++o) {
+    for (size_t o = 0; o < memory.obs_leaves.size(); ++o) {
         const Leaf& leaf = memory.observation(o);
         state = mix_bytes(state, leaf.at(flat), leaf.bytes);
     }
@@ -69,7 +70,8 @@ inline uint64_t compute_rest_checksum(const RingMemory& memory, int64_t flat, in
 
 inline uint64_t compute_rewritable_checksum(const RingMemory& memory, int64_t flat, int64_t row) {
     uint64_t state = mix(3, static_cast<uint64_t>(row));
-    for (const int l : memory.rewritable.leaves) state = mix_bytes(state, memory.leaf(l).at(flat), memory.leaf(l).bytes);
+    for (const int l : memory.rewritable.leaves)
+        state = mix_bytes(state, memory.leaf(l).at(flat), memory.leaf(l).bytes);
     return state;
 }
 
@@ -78,7 +80,8 @@ inline void store_rewritable_checksum(const RingMemory& memory, int64_t flat, in
 }
 
 // The function is not inlined, because most rings have no checksums, and its code would slow down writing small rows.
-RELIVE_NOINLINE inline void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
+RELIVE_NOINLINE inline void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation,
+                                               bool of_rest) {
     uint64_t* checksums = memory.ring.checksums;
     if (of_observation) checksums[2 * flat] = compute_observation_checksum(memory, flat, row);
     if (of_rest) checksums[2 * flat + 1] = compute_rest_checksum(memory, flat, row);
@@ -97,18 +100,18 @@ inline void store_all_checksums(const RingMemory& memory) {
         store_checksums(memory, flat, ring.get_row(flat), true, true);
 }
 
-// Set broken[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0. If a row holds
+// Set damaged[slot] = 1 if a row in [since[env], until[env]) differs from its checksums, otherwise 0. If a row holds
 // only an observation, only the checksum of the observation is compared. Rewritable leaves are not compared (see
 // `find_torn_rows`).
-inline void find_broken_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* broken) {
+inline void find_damaged_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* damaged) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat) {
         const int64_t row = ring.get_row(flat), env = flat % ring.envs;
         const uint8_t kind = ring.kind[flat];
-        broken[flat] = 0;
+        damaged[flat] = 0;
         if (kind == kEmpty || row < since[env] || row >= until[env]) continue;
         const bool is_step = kind == kTransition || kind == kHistory;
-        broken[flat] = ring.checksums[2 * flat] != compute_observation_checksum(memory, flat, row) ||
+        damaged[flat] = ring.checksums[2 * flat] != compute_observation_checksum(memory, flat, row) ||
                        (is_step && ring.checksums[2 * flat + 1] != compute_rest_checksum(memory, flat, row));
     }
 }
@@ -129,19 +132,19 @@ inline int64_t rewritable_bytes(const RingMemory& memory) {
     return bytes;
 }
 
-// Keep the compiler from moving stores. The processor needs no fence, because after a kill completed stores are visible in
-// program order.
+// Keep the compiler from moving stores. The processor needs no fence, because after a kill completed stores are visible
+// in program order.
 inline void keep_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // Complete the rewrite that a killed process left in the journal, if any.
-inline void finish_write_back(RingMemory& memory) {
+inline void finish_rewriting(RingMemory& memory) {
     int64_t* journal = memory.rewritable.journal;
     if (!journal || *journal < 1 || *journal > memory.ring.num_flat()) return;
     const int64_t flat = *journal - 1;
     const char* entry = reinterpret_cast<const char*>(journal + 1);
     for (const int l : memory.rewritable.leaves) {
         const Leaf& leaf = memory.leaf(l);
-        std::memcpy(leaf.at(flat), entry, static_cast<size_t>(leaf.bytes));
+        std::memcpy(leaf.at(flat), entry, leaf.bytes);
         entry += leaf.bytes;
     }
     store_rewritable_checksum(memory, flat, memory.ring.get_row(flat));
@@ -149,9 +152,11 @@ inline void finish_write_back(RingMemory& memory) {
     *journal = 0;
 }
 
-// Write row i of `values[l]` to slot `slots[i]` of the rewritable leaf l, in order: the last row wins if a slot repeats.
-// Negative slots and null values are skipped. With a journal, the new bytes of a row are recorded before they are stored.
-inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, const std::vector<const char*>& values) {
+// Write row i of `values[l]` to slot `slots[i]` of the rewritable leaf l, in order: the last row wins if a slot
+// repeats. Negative slots and null values are skipped. With a journal, the new bytes of a row are recorded before they
+// are stored.
+inline void rewrite_rows(RingMemory& memory, const int64_t* slots, int64_t count,
+                         const std::vector<const char*>& values) {
     int64_t* journal = memory.rewritable.journal;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t flat = slots[i];
@@ -161,14 +166,14 @@ inline void write_back(RingMemory& memory, const int64_t* slots, int64_t count, 
             const Leaf& leaf = memory.leaf(memory.rewritable.leaves[l]);
             const char* source = values[l] ? values[l] + i * leaf.bytes : leaf.at(flat);
             char* target = journal ? entry : leaf.at(flat);
-            if (target != source) std::memcpy(target, source, static_cast<size_t>(leaf.bytes));
+            if (target != source) std::memcpy(target, source, leaf.bytes);
             if (journal) entry += leaf.bytes;
         }
         if (!journal) continue;
         keep_order();
         *journal = 1 + flat;
         keep_order();
-        finish_write_back(memory);
+        finish_rewriting(memory);
     }
 }
 

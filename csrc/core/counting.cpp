@@ -21,8 +21,8 @@ double element(const char* data, int64_t i) {
 double half(const char* data, int64_t i) {
     const uint16_t bits = reinterpret_cast<const uint16_t*>(data)[i];
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const double magnitude = exponent == 31 ? (fraction ? std::nan("") : HUGE_VAL)
-                                            : std::ldexp(exponent ? fraction + 1024 : fraction, std::max(exponent, 1) - 25);
+    const double finite = std::ldexp(exponent ? fraction + 1024 : fraction, std::max(exponent, 1) - 25);
+    const double magnitude = exponent < 31 ? finite : fraction ? std::nan("") : HUGE_VAL;
     return bits >> 15 ? -magnitude : magnitude;
 }
 
@@ -56,23 +56,12 @@ Load get_load(DataType dtype) {
     }
 }
 
-// Return the sum of `count` elements from `first` on, in the summation order of numpy's `sum`.
-double pairwise(Load load, const char* data, int64_t first, int64_t count) {
-    if (count > 128) {
-        const int64_t left = count / 2 - count / 2 % 8;
-        return pairwise(load, data, first, left) + pairwise(load, data, first + left, count - left);
-    }
-    double parts[8] = {}, sum = 0.0;
-    int64_t i = 0;
-    for (; i + 8 <= count; i += 8)
-        for (int64_t k = 0; k < 8; ++k) parts[k] += load(data, first + i + k);
-    if (i) sum = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-    for (; i < count; ++i) sum += load(data, first + i);
-    return sum;
-}
-
+// Return the sum of the elements of item i.
 double sum_item(const CountedLeaf& leaf, int64_t i) {
-    return pairwise(get_load(leaf.dtype), leaf.data, i * leaf.elements, leaf.elements);
+    const Load load = get_load(leaf.dtype);
+    double sum = 0.0;
+    for (int64_t k = i * leaf.elements; k < (i + 1) * leaf.elements; ++k) sum += load(leaf.data, k);
+    return sum;
 }
 
 template <class T>
@@ -88,90 +77,44 @@ void widen(const CountedLeaf& leaf, int64_t count, double* out) {
     for (int64_t i = 0; i < count; ++i) out[i] = load(leaf.data, i);
 }
 
-// Sum W adjacent columns over `count` rows that are `stride` apart. Like torch, keep partial sums in four levels.
-template <int W>
-void cascade(const double* in, int64_t stride, int64_t count, double* out) {
-    constexpr int kLevels = 4;
-    int log = 0;
-    while ((int64_t{1} << log) < count) ++log;
-    const int power = std::max(4, log / kLevels);
-    const int64_t step = int64_t{1} << power, mask = step - 1;
-    double sums[kLevels][W] = {};
+// Sum W adjacent columns of rows that are `stride` apart. R rows at a time are added to independent sums, because
+// additions to one sum would wait for each other.
+template <int W, int R>
+void sum_columns(const double* rows, int64_t count, int64_t stride, double* out) {
+    double sums[R][W] = {};
     int64_t i = 0;
-    while (i + step <= count) {
-        for (const int64_t stop = i + step; i < stop; ++i)
-            for (int k = 0; k < W; ++k) sums[0][k] += in[i * stride + k];
-        for (int level = 1; level < kLevels; ++level) {
-            for (int k = 0; k < W; ++k) {
-                sums[level][k] += sums[level - 1][k];
-                sums[level - 1][k] = 0.0;
-            }
-            if (i & (mask << (level * power))) break;
-        }
-    }
+    for (; i + R <= count; i += R)
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < W; ++k) sums[r][k] += rows[(i + r) * stride + k];
     for (; i < count; ++i)
-        for (int k = 0; k < W; ++k) sums[0][k] += in[i * stride + k];
-    for (int level = 1; level < kLevels; ++level)
-        for (int k = 0; k < W; ++k) sums[0][k] += sums[level][k];
+        for (int k = 0; k < W; ++k) sums[0][k] += rows[i * stride + k];
+    for (int r = 1; r < R; ++r)
+        for (int k = 0; k < W; ++k) sums[0][k] += sums[r][k];
     std::copy_n(sums[0], W, out);
 }
 
-// Sum W adjacent columns like torch: four `cascade` sums, each of every fourth row, are added at the end.
-template <int W>
-void cascade_by_fours(const double* in, int64_t stride, int64_t count, double* out) {
-    double parts[4][W];
-    for (int64_t part = 0; part < 4; ++part) cascade<W>(in + part * stride, 4 * stride, count / 4, parts[part]);
-    for (int64_t i = count / 4 * 4; i < count; ++i)
-        for (int k = 0; k < W; ++k) parts[0][k] += in[i * stride + k];
-    for (int part = 1; part < 4; ++part)
-        for (int k = 0; k < W; ++k) parts[0][k] += parts[part][k];
-    std::copy_n(parts[0], W, out);
-}
-
-#if defined(__x86_64__) || defined(_M_X64)
-// Number of doubles per vector register in torch's sums, whose order of additions is copied here.
-constexpr int kLanes = 4;
-#else
-constexpr int kLanes = 2;
-#endif
-
-double sum_one_column(const double* in, int64_t count) {
-    double lanes[kLanes] = {}, sum = 0.0;
-    if (count < kLanes) {
-        cascade_by_fours<1>(in, 1, count, &sum);
-        return sum;
-    }
-    cascade_by_fours<kLanes>(in, kLanes, count / kLanes, lanes);
-    for (int64_t i = count / kLanes * kLanes; i < count; ++i) sum += in[i];
-    for (const double lane : lanes) sum += lane;
-    return sum;
+// Set out[j] to the sum of column j of rows [count, columns].
+void sum_rows(const double* rows, int64_t count, int64_t columns, double* out) {
+    int64_t j = 0;
+    for (; j + 16 <= columns; j += 16) sum_columns<16, 1>(rows + j, count, columns, out + j);
+    for (; j + 4 <= columns; j += 4) sum_columns<4, 4>(rows + j, count, columns, out + j);
+    for (; j < columns; ++j) sum_columns<1, 8>(rows + j, count, columns, out + j);
 }
 
 }
 
 bool is_countable(DataType dtype) { return get_load(dtype) != nullptr; }
 
-void sum_rows(const double* rows, int64_t count, int64_t columns, double* out) {
-    if (columns == 1) {
-        *out = sum_one_column(rows, count);
-        return;
-    }
-    int64_t j = 0;
-    for (; j + 4 * kLanes <= columns; j += 4 * kLanes) cascade<4 * kLanes>(rows + j, columns, count, out + j);
-    for (; j + kLanes <= columns; j += kLanes) cascade_by_fours<kLanes>(rows + j, columns, count, out + j);
-    for (; j < columns; ++j) cascade_by_fours<1>(rows + j, columns, count, out + j);
-}
-
 void CountedSteps::find_transitions(int terminated, int truncated) {
     transition.clear();
-    num_transitions.assign(static_cast<size_t>(steps), envs);
+    num_transitions.assign(steps, envs);
     if (resetting.empty()) return;
-    transition.resize(static_cast<size_t>(steps * envs));
+    transition.resize(steps * envs);
     for (int64_t i = 0; i < steps * envs; ++i) {
-        uint8_t& resets = resetting[static_cast<size_t>(i % envs)];
+        uint8_t& resets = resetting[i % envs];
         const bool ended = terminated >= 0 && (leaves[terminated].data[i] || leaves[truncated].data[i]);
-        transition[static_cast<size_t>(i)] = !resets;
-        num_transitions[static_cast<size_t>(i / envs)] -= resets != 0;
+        transition[i] = !resets;
+        num_transitions[i / envs] -= resets != 0;
         resets = ended && !resets;
     }
 }
@@ -198,10 +141,11 @@ void EpisodeCounter::count(const CountedSteps& steps) {
             open[env] += reward;
             open[envs + env] += 1.0;
             for (size_t m = 0; m < metrics.size(); ++m)
-                if (leaves[metrics[m]].data) open[(2 + static_cast<int64_t>(m)) * envs + env] += sum_item(leaves[metrics[m]], i);
+                if (leaves[metrics[m]].data)
+                    open[(2 + static_cast<int64_t>(m)) * envs + env] += sum_item(leaves[metrics[m]], i);
             if (leaves[terminated].data[i] || leaves[truncated].data[i]) ended_.push_back(n);
         }
-        counts[1] += steps.num_transitions[static_cast<size_t>(t)];
+        counts[1] += steps.num_transitions[t];
         if (!ended_.empty()) finish(steps, t);
     }
 }
@@ -210,13 +154,15 @@ void EpisodeCounter::count(const CountedSteps& steps) {
 // stay.
 void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
     if (steps.env_ids)
-        std::sort(ended_.begin(), ended_.end(), [&](int64_t a, int64_t b) { return steps.env_ids[a] < steps.env_ids[b]; });
-    const auto finished = static_cast<int64_t>(ended_.size()), sums = static_cast<int64_t>(2 + metrics.size());
+        std::sort(ended_.begin(), ended_.end(),
+                  [&](int64_t a, int64_t b) { return steps.env_ids[a] < steps.env_ids[b]; });
+    const auto finished = ssize(ended_), sums = static_cast<int64_t>(2 + metrics.size());
     for (int64_t rank = 0; rank < finished; ++rank) {
-        const int64_t n = ended_[static_cast<size_t>(rank)], env = steps.env_at(n), i = t * steps.envs + n;
+        const int64_t n = ended_[rank], env = steps.env_at(n), i = t * steps.envs + n;
         const auto number = static_cast<uint64_t>(counts[0]) + static_cast<uint64_t>(rank);
-        const int64_t slot = rank < finished - window ? window : static_cast<int64_t>(number % static_cast<uint64_t>(window));
-        double* row = ring + slot * (2 + sums + static_cast<int64_t>(reasons.size()));
+        const auto newest = static_cast<int64_t>(number % static_cast<uint64_t>(window));
+        const int64_t slot = rank < finished - window ? window : newest;
+        double* row = ring + slot * (2 + sums + ssize(reasons));
         *row++ = static_cast<double>(counts[1]);
         for (int64_t sum = 0; sum < sums; ++sum) {
             *row++ = open[sum * envs + env];
@@ -234,18 +180,19 @@ void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
 void MomentCounter::check(const CountedSteps& steps) const {
     int64_t more = 0;
     for (const int64_t added : steps.num_transitions) more += added;
-    if (steps.leaves[leaf].data && *rows + static_cast<double>(more) >= static_cast<double>(kMaxCount))
-        throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(std::min(*rows, 1e18))) +
-                                  " and " + std::to_string(more) + " more. Call clear().");
+    if (!steps.leaves[leaf].data || *rows + static_cast<double>(more) < static_cast<double>(kMaxCount)) return;
+    const auto before = static_cast<int64_t>(std::min(*rows, 1e18));
+    throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(before) + " and " +
+                              std::to_string(more) + " more. Call clear().");
 }
 
 void MomentCounter::count(const CountedSteps& steps) {
     const CountedLeaf& input = steps.leaves[leaf];
     if (!input.data) return;
     const int64_t all = steps.steps * steps.envs;
-    values_.resize(static_cast<size_t>(all * elements));
-    group_mean_.resize(static_cast<size_t>(elements));
-    group_squares_.resize(static_cast<size_t>(elements));
+    values_.resize(all * elements);
+    group_mean_.resize(elements);
+    group_squares_.resize(elements);
     double* values = values_.data();
     widen(input, all * elements, values);
     double added = 0.0;
@@ -257,15 +204,15 @@ void MomentCounter::count(const CountedSteps& steps) {
     for (double& each : group_mean_) each /= std::max(added, 1.0);
     for (int64_t i = 0; i < all; ++i)
         for (int64_t j = 0; j < elements && steps.is_transition(i); ++j) {
-            const double apart = values[i * elements + j] - group_mean_[static_cast<size_t>(j)];
+            const double apart = values[i * elements + j] - group_mean_[j];
             values[i * elements + j] = apart * apart;
         }
     sum_rows(values, all, elements, group_squares_.data());
     const double before = *rows, share = added / std::max(before + added, 1.0);
     for (int64_t j = 0; j < elements; ++j) {
-        const double apart = group_mean_[static_cast<size_t>(j)] - mean[j];
+        const double apart = group_mean_[j] - mean[j];
         mean[j] = mean[j] + apart * share;
-        squares[j] = squares[j] + group_squares_[static_cast<size_t>(j)] + apart * apart * (before * share);
+        squares[j] = squares[j] + group_squares_[j] + apart * apart * (before * share);
     }
     *rows = before + added;
     if (values_.capacity() > (1 << 17)) std::vector<double>().swap(values_);

@@ -30,7 +30,7 @@ struct CountedSteps {
     std::vector<int64_t> num_transitions;  // [steps]
 
     int64_t env_at(int64_t n) const { return env_ids ? env_ids[n] : n; }
-    bool is_transition(int64_t i) const { return transition.empty() || transition[static_cast<size_t>(i)]; }
+    bool is_transition(int64_t i) const { return transition.empty() || transition[i]; }
 
     // Fill `transition` and `num_transitions`. With `resetting`, the step after an episode end only resets; without,
     // every step is a transition.
@@ -74,8 +74,5 @@ public:
 private:
     std::vector<double> values_, group_mean_, group_squares_;
 };
-
-// Set out[j] to the sum of column j of rows [count, columns], in the summation order of single-threaded `torch.sum(0)`.
-void sum_rows(const double* rows, int64_t count, int64_t columns, double* out);
 
 }

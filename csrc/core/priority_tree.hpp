@@ -1,10 +1,10 @@
 // A sum tree, which samples leaves in proportion to their priorities. Groups of eight entries fill a cache line each.
 //
-// Level 0 holds the leaves. An entry of level l + 1 is the sum of one group of level l; the top level is a single group.
-// Sums are recomputed, never updated by differences, so rounding errors do not grow with the number of updates.
+// Level 0 holds the leaves. An entry of level l + 1 is the sum of one group of level l; the top level is a single
+// group. Sums are recomputed, never updated by differences, so rounding errors do not grow with the number of updates.
 //
-// Leaves store the exact priorities. Sums are sums of priorities times a power of two (see `TreeScale`), so that neither a
-// million leaves of 1e308 overflow, nor a total of denormal leaves loses digits.
+// Leaves store the exact priorities. Sums are sums of priorities times a power of two (see `TreeScale`), so that
+// neither a million leaves of 1e308 overflow, nor a total of denormal leaves loses digits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -71,8 +71,8 @@ inline double just_below(double x) noexcept {
     return x;
 }
 
-// Return the entry of a group that contains `point`: the first one whose running sum exceeds it, never one of zero. Then
-// `point` is relative to the start of that entry.
+// Return the entry of a group that contains `point`: the first one whose running sum exceeds it, never one of zero.
+// Then `point` is relative to the start of that entry.
 //
 // Rounding may put the point at or past the end of the group. It is then moved to just before the end, into the last
 // nonzero entry.
@@ -94,7 +94,8 @@ class TreeLevels {
 public:
     TreeLevels(double* memory, int64_t num_leaves) { size(num_leaves, memory, levels_); }
 
-    // Return the total size, with each level padded to whole groups. Sets pointers to the levels if `levels` is not null.
+    // Return the total size, with each level padded to whole groups. Sets pointers to the levels if `levels` is not
+    // null.
     static int64_t size(int64_t num_leaves, double* memory = nullptr, double** levels = nullptr) {
         int64_t total = 0;
         for (int64_t level = 1, entries = num_leaves; entries > kFan; ++level) {
@@ -144,8 +145,8 @@ public:
     // Return the sum of all leaves. A sum that exceeds float64 is infinite, which does not affect draws.
     double total() const { return summary_.root / summary_.scale; }
 
-    // Return the smallest positive leaf. The first call builds minima, which updates maintain from then on. They double the
-    // cost of an update, and most trees never need them.
+    // Return the smallest positive leaf. The first call builds minima, which updates maintain from then on. They double
+    // the cost of an update, and most trees never need them.
     double smallest() {
         if (summary_.has_minima == 0) renew_all_minima();
         summary_.has_minima = 1;
@@ -167,8 +168,8 @@ public:
         }
     }
 
-    // Draw the i-th leaf from the i-th of `count` equal slices of the total, which must be positive. Writes the priorities
-    // of the leaves to `priorities` unless null.
+    // Draw the i-th leaf from the i-th of `count` equal slices of the total, which must be positive. Writes the
+    // priorities of the leaves to `priorities` unless null.
     void draw(int64_t* out, double* priorities, int64_t count, const BitGenerator& random) const noexcept {
         const double slice = summary_.root / static_cast<double>(count);
         double points[kChunk];
@@ -201,10 +202,12 @@ public:
             for (int64_t group = 0; group < groups(level); ++group) {
                 expected[level + 1][group] = sum_group(entries + group * kFan, scale_at(level));
                 worst = worse(worst, sums_[level + 1][group], expected[level + 1][group]);
-                if (summary_.has_minima != 0 && minima_[level + 1][group] != min_positive(minima_at(level) + group * kFan)) worst = kNoLeaf;
+                const double smallest = min_positive(minima_at(level) + group * kFan);
+                if (summary_.has_minima != 0 && minima_[level + 1][group] != smallest) worst = kNoLeaf;
             }
         }
-        return worse(worst, summary_.root, sum_group(top_level_ == 0 ? leaves_ : expected[top_level_], scale_at(top_level_)));
+        const double* top = top_level_ == 0 ? leaves_ : expected[top_level_];
+        return worse(worst, summary_.root, sum_group(top, scale_at(top_level_)));
     }
 
 private:
@@ -229,7 +232,8 @@ private:
 
     // Recompute one number for each of the `count` groups of a level; null means the first `count` groups.
     template <class Reduce>
-    static void renew(double* out, const double* entries, const int64_t* groups, int64_t count, Reduce reduce) noexcept {
+    static void renew(double* out, const double* entries, const int64_t* groups, int64_t count,
+                      Reduce reduce) noexcept {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t group = groups ? groups[i] : i;
             out[group] = reduce(entries + group * kFan);
@@ -238,11 +242,13 @@ private:
 
     void renew_sums(int level, const int64_t* groups, int64_t count) noexcept {
         const double scale = scale_at(level);
-        renew(sums_[level + 1], sums_at(level), groups, count, [scale](const double* group) { return sum_group(group, scale); });
+        renew(sums_[level + 1], sums_at(level), groups, count,
+              [scale](const double* group) { return sum_group(group, scale); });
     }
 
     void renew_minima(int level, const int64_t* groups, int64_t count) noexcept {
-        renew(minima_[level + 1], minima_at(level), groups, count, [](const double* group) { return min_positive(group); });
+        renew(minima_[level + 1], minima_at(level), groups, count,
+              [](const double* group) { return min_positive(group); });
     }
 
     void renew_all_minima() noexcept {
@@ -250,34 +256,34 @@ private:
     }
 
     void set_chunk(const int64_t* index, const double* values, int64_t stride, int count) noexcept {
-        int64_t touched[kChunk];
+        int64_t changed[kChunk];
         int size = 0;
         for (int i = 0; i < count; ++i) {
             if (i + kAhead < count) RELIVE_PREFETCH(leaves_ + index[i + kAhead]);
             const double value = values[i * stride];
             leaves_[index[i]] = value;
             if (value > 0 && value < TreeScale::kTinyLeaf) summary_.tiny = 1;
-            // Leaves of a draw are sorted, so comparing with the previous group finds nearly all duplicates. Recomputing a
-            // group twice is harmless.
+            // Leaves of a draw are sorted, so comparing with the previous group finds nearly all duplicates.
+            // Recomputing a group twice is harmless.
             const int64_t group = index[i] / kFan;
-            if (size > 0 && touched[size - 1] == group) continue;
-            touched[size++] = group;
+            if (size > 0 && changed[size - 1] == group) continue;
+            changed[size++] = group;
             if (top_level_ > 0) RELIVE_PREFETCH(sums_[1] + group);
         }
-        for (int level = 0; level < top_level_; ++level) size = renew_above(level, touched, size);
+        for (int level = 0; level < top_level_; ++level) size = renew_above(level, changed, size);
     }
 
-    // Recompute the sums above the touched groups of a level. Replaces `touched` with the touched groups one level up and
-    // returns their number.
-    int renew_above(int level, int64_t* touched, int size) noexcept {
+    // Recompute the sums above the changed groups of a level. Replaces `changed` with the changed groups one level up
+    // and returns their number.
+    int renew_above(int level, int64_t* changed, int size) noexcept {
         const bool all = size >= groups(level);
         if (all) size = static_cast<int>(groups(level));
-        renew_sums(level, all ? nullptr : touched, size);
-        if (summary_.has_minima != 0) renew_minima(level, all ? nullptr : touched, size);
+        renew_sums(level, all ? nullptr : changed, size);
+        if (summary_.has_minima != 0) renew_minima(level, all ? nullptr : changed, size);
         int above = 0;
         for (int i = 0; i < size; ++i) {
-            const int64_t group = (all ? i : touched[i]) / kFan;
-            if (above == 0 || touched[above - 1] != group) touched[above++] = group;
+            const int64_t group = (all ? i : changed[i]) / kFan;
+            if (above == 0 || changed[above - 1] != group) changed[above++] = group;
         }
         return above;
     }
@@ -330,11 +336,12 @@ inline double get_mass(double x, double alpha) {
     return mass > 0 || mass != mass ? mass : std::numeric_limits<double>::denorm_min();
 }
 
-// Return the importance weight ratio^beta, in (0, 1]. A weight that underflows becomes the smallest normal float, because a
-// weight of zero would drop the row.
+// Return the importance weight ratio^beta, in (0, 1]. A weight that underflows becomes the smallest normal float,
+// because a weight of zero would drop the row.
 inline float get_weight(double ratio, double beta) {
-    const double exact = ratio > 1e-30 ? std::pow(static_cast<float>(ratio), static_cast<float>(beta)) : std::pow(ratio, beta);
-    return std::max(static_cast<float>(exact), std::numeric_limits<float>::min());
+    const float weight = ratio > 1e-30 ? std::pow(static_cast<float>(ratio), static_cast<float>(beta))
+                                       : static_cast<float>(std::pow(ratio, beta));
+    return std::max(weight, std::numeric_limits<float>::min());
 }
 
 // New masses of leaves, computed and checked before the tree changes.
@@ -368,11 +375,11 @@ struct PriorityUpdate {
     }
 };
 
-// Set the leaves of the slots touched by a write: transitions get `mass`, all other slots get zero.
-inline void mark_touched(PriorityTree& tree, const Touched& touched, double mass) {
-    std::vector<double> values(touched.slots.size());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = touched.kind[touched.slots[i]] == kTransition ? mass : 0.0;
-    tree.set(touched.slots.data(), values.data(), 1, static_cast<int64_t>(values.size()));
+// Set the leaves of the slots that a write changed: transitions get `mass`, all other slots get zero.
+inline void set_written_slots(PriorityTree& tree, const ChangedSlots& changed, double mass) {
+    std::vector<double> values(changed.slots.size());
+    for (size_t i = 0; i < values.size(); ++i) values[i] = changed.kind[changed.slots[i]] == kTransition ? mass : 0.0;
+    tree.set(changed.slots.data(), values.data(), 1, ssize(values));
 }
 
 }

@@ -24,10 +24,12 @@ public:
 
     // Use kBytes bytes at `memory`, zeros if `is_new`.
     ProcessMutex(void* memory, bool is_new) : cell_(static_cast<Cell*>(memory)) {
-        if (reinterpret_cast<uintptr_t>(memory) % alignof(Cell) != 0) throw std::invalid_argument("lock: expected aligned memory");
+        if (reinterpret_cast<uintptr_t>(memory) % alignof(Cell) != 0)
+            throw std::invalid_argument("lock: expected aligned memory");
         if (!is_new) {
             static constexpr char kZeros[sizeof(pthread_mutex_t)] = {};
-            if (std::memcmp(&cell_->mutex, kZeros, sizeof kZeros) == 0) throw std::invalid_argument("lock: expected the memory of a lock");
+            if (std::memcmp(&cell_->mutex, kZeros, sizeof kZeros) == 0)
+                throw std::invalid_argument("lock: expected the memory of a lock");
             return;
         }
         pthread_mutexattr_t kind;
@@ -119,7 +121,8 @@ private:
             cell_->is_repaired = 0;
             pthread_mutex_consistent(&cell_->mutex);
         } else if (status != 0) {
-            throw std::runtime_error("lock: expected the shared memory of a live buffer, got error " + std::to_string(status));
+            throw std::runtime_error("lock: expected the shared memory of a live buffer, got error " +
+                                     std::to_string(status));
         }
         cell_->last.store(name_, std::memory_order_relaxed);
         ++depth_;

@@ -17,7 +17,8 @@ struct BitGenerator {
         uint64_t product = static_cast<uint64_t>(next_uint32(state)) * bound;
         if (static_cast<uint32_t>(product) < bound) {
             const uint32_t threshold = (0u - bound) % bound;
-            while (static_cast<uint32_t>(product) < threshold) product = static_cast<uint64_t>(next_uint32(state)) * bound;
+            while (static_cast<uint32_t>(product) < threshold)
+                product = static_cast<uint64_t>(next_uint32(state)) * bound;
         }
         return static_cast<uint32_t>(product >> 32);
     }

@@ -42,7 +42,7 @@ struct ReadGroup {
     // Whether a leaf has one item per offset for each sampled row, instead of a single item.
     bool has_offsets;
     // Offsets from the anchor; empty for packed sequences, which read every step.
-    std::vector<int64_t> offsets;
+    std::vector<int64_t> offsets = {};
 };
 
 // A leaf to read, the column to read from, and the index of its group.
@@ -70,17 +70,17 @@ struct ReadPlan {
     // Whether packed sequences continue into the next episode.
     bool cross;
     bool step_ids;
-    // Largest numbers of steps before and after a row that offsets need.
+    // The plan reads at most this many steps before and after a sampled row.
     int64_t before, after;
     // Number of steps per n-step transition; 0 means single steps without sums.
     int64_t n;
     double gamma;
-    std::vector<ReadGroup> groups;
-    std::vector<LeafRead> reads;
+    std::vector<ReadGroup> groups = {};
+    std::vector<LeafRead> reads = {};
     // The powers γ^0 to γ^n.
-    std::vector<double> powers;
+    std::vector<double> powers = {};
     // Whether the plan reads slots that depend on how far the episode extends.
-    bool needs_extents;
+    bool needs_extents = false;
 
     bool is_packed() const { return layout == Layout::kPacked; }
     // Number of steps of a packed sequence.
@@ -88,7 +88,7 @@ struct ReadPlan {
 
     // Return the number of items of a leaf per row.
     int64_t width(const ReadGroup& group) const {
-        return !group.has_offsets ? 1 : is_packed() ? length() : static_cast<int64_t>(group.offsets.size());
+        return !group.has_offsets ? 1 : is_packed() ? length() : ssize(group.offsets);
     }
 
     // Compute `needs_extents` and `powers`. Call after all groups were added.
@@ -102,9 +102,9 @@ struct ReadPlan {
     void add_read(int leaf, int group) {
         const Leaf& read = memory.leaf(leaf);
         const char* column = read.column;
-        const bool is_next = groups[static_cast<size_t>(group)].anchor == ReadGroup::Anchor::kNext;
+        const bool is_next = groups[group].anchor == ReadGroup::Anchor::kNext;
         for (size_t o = 0; o < memory.next_columns.size(); ++o)
-            if (memory.observed[o] == leaf && is_next) column = memory.next_columns[o];
+            if (memory.obs_leaves[o] == leaf && is_next) column = memory.next_columns[o];
         reads.push_back({&read, column, static_cast<size_t>(group)});
     }
 };
@@ -116,7 +116,8 @@ inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool 
         if (slot < 0) continue;
         int64_t next = ring.after(slot);
         // Skip the final rows between two episodes; there are two if an episode was cut right after its start.
-        for (int skipped = 0; cross && ring.kind[next] == kFinal && skipped < ring.slots; ++skipped) next = ring.after(next);
+        for (int skipped = 0; cross && ring.kind[next] == kFinal && skipped < ring.slots; ++skipped)
+            next = ring.after(next);
         // Stop at an older row: the slot after the newest final row may hold the oldest row of the ring.
         slot = ring.kind[next] == kTransition && (!cross || ring.get_row(next) > ring.get_row(slot)) ? next : -1;
     }
@@ -136,8 +137,11 @@ inline int64_t preceding_step(const Ring& ring, int64_t slot, bool cross) {
 // the number of preceding steps.
 inline int64_t window_around(const Ring& ring, int64_t slot, int64_t before, int64_t after, bool cross, int64_t* out) {
     int64_t burn_in = 0;
-    for (int64_t previous = slot; burn_in < before && (previous = preceding_step(ring, previous, cross)) >= 0; ++burn_in)
+    for (; burn_in < before; ++burn_in) {
+        const int64_t previous = preceding_step(ring, slot, cross);
+        if (previous < 0) break;
         slot = previous;
+    }
     window_forward(ring, slot, burn_in + after, cross, out);
     std::fill(out + burn_in + after, out + before + after, int64_t{-1});
     return burn_in;
@@ -157,16 +161,17 @@ inline void find_runs(const Ring& ring, const int64_t* slots, int64_t count, std
 }
 
 // Read the items of a column [slots, envs] for the steps of all runs. Items of steps that are not stored are zero.
-inline void read_runs(char* out, const char* column, const std::vector<SlotRun>& runs, int64_t bytes, int64_t envs) noexcept {
+inline void read_runs(char* out, const char* column, const std::vector<SlotRun>& runs, int64_t bytes,
+                      int64_t envs) noexcept {
     for (const SlotRun& run : runs) {
         const char* in = column + run.slot * bytes;
-        if (run.slot < 0) std::memset(out, 0, static_cast<size_t>(run.count * bytes));
-        else if (envs == 1) std::memcpy(out, in, static_cast<size_t>(run.count * bytes));
+        if (run.slot < 0) std::memset(out, 0, run.count * bytes);
+        else if (envs == 1) std::memcpy(out, in, run.count * bytes);
         else with_size(bytes, [=](auto size) {
             const int64_t each = size ? size : bytes;
             for (int64_t i = 0; i < run.count; ++i) {
                 RELIVE_PREFETCH(in + (i + kAhead) * envs * each);
-                std::memcpy(out + i * each, in + i * envs * each, static_cast<size_t>(each));
+                std::memcpy(out + i * each, in + i * envs * each, each);
             }
         });
         out += run.count * bytes;
@@ -174,11 +179,12 @@ inline void read_runs(char* out, const char* column, const std::vector<SlotRun>&
 }
 
 // Read a leaf at many slots. Only stacked leaves accept -1, which gives zeros.
-inline void read_leaf(const Ring& ring, const Leaf& leaf, const char* column, const int64_t* slots, int64_t count, char* out) noexcept {
+inline void read_leaf(const Ring& ring, const Leaf& leaf, const char* column, const int64_t* slots, int64_t count,
+                      char* out) noexcept {
     if (!leaf.stacked()) return gather(out, column, slots, count, leaf.bytes, ring.num_flat());
     for (int64_t i = 0; i < count; ++i) {
         char* stack = out + i * leaf.input_bytes;
-        if (slots[i] < 0) std::memset(stack, 0, static_cast<size_t>(leaf.input_bytes));
+        if (slots[i] < 0) std::memset(stack, 0, leaf.input_bytes);
         else build_stack(ring, leaf, column, slots[i], stack);
     }
 }
@@ -186,12 +192,12 @@ inline void read_leaf(const Ring& ring, const Leaf& leaf, const char* column, co
 // Maximum number of steps per window, and of windows per batch, so that the product fits into 64 bits.
 constexpr int64_t kMaxSteps = int64_t{1} << 30;
 
-// A batch to read by a plan. The constructor allocates everything that reading needs, so that nothing later can run out of
-// memory.
+// A batch to read by a plan. The constructor allocates everything that reading needs, so that nothing later can run out
+// of memory.
 //
-// The tensors are in this order: the leaves of the plan, [B, …] or [B, offsets, …]; the row ids; with n > 0 the discounts;
-// a mask [B, offsets] per masked group; for packed sequences the masks of trained (not burn-in) and of first steps, and
-// with `step_ids` the ids of the steps, -1 for padding.
+// The tensors are in this order: the leaves of the plan, [B, …] or [B, offsets, …]; the row ids; with n > 0 the
+// discounts; a mask [B, offsets] per masked group; for packed sequences the masks of trained (not burn-in) and of first
+// steps, and with `step_ids` the ids of the steps, -1 for padding.
 class PlannedBatch {
     using Anchor = ReadGroup::Anchor;
 
@@ -226,16 +232,16 @@ public:
             train_ = plans.add(kBool, 2, steps);
             is_first_ = plans.add(kBool, 2, steps);
             if (plan.step_ids) step_ids_ = plans.add(kInt64, 2, steps);
-            steps_.resize(static_cast<size_t>(steps[0] * steps[1]));
+            steps_.resize(steps[0] * steps[1]);
         }
         require_memory(plans.bytes() + slots * 8);
-        rows_.resize(static_cast<size_t>(count));
+        rows_.resize(count);
         extents_.resize(plan.needs_extents || plan.is_packed() ? rows_.size() : 0);
         for (size_t g = 0; g < group_slots_.size(); ++g) {
             const ReadGroup& group = plan.groups[g];
             const bool is_shared = group.has_offsets ? plan.is_packed() && group.anchor == Anchor::kRow
                                                      : group.anchor == Anchor::kRow || group.anchor == Anchor::kSum;
-            if (!is_shared) group_slots_[g].slots.resize(static_cast<size_t>(count * plan.width(group)));
+            if (!is_shared) group_slots_[g].slots.resize(count * plan.width(group));
             if (group.has_offsets && plan.is_packed()) group_slots_[g].runs.reserve(steps_.size());
         }
     }
@@ -276,7 +282,7 @@ public:
             else gather_padded(out, read.column, target.at, items, leaf.bytes, ring.num_flat());
         }
         for (size_t i = 0; i < extents_.size() && plan().n > 0; ++i)
-            plans.as<float>(discount_)[i] = static_cast<float>(plan().powers[static_cast<size_t>(extents_[i].last + 1)]);
+            plans.as<float>(discount_)[i] = static_cast<float>(plan().powers[extents_[i].last + 1]);
         if (plan().is_packed()) mark_steps();
     }
 
@@ -284,9 +290,10 @@ public:
     template <class Visit>
     void for_slots(Visit visit) const {
         visit(rows_.data(), count_);
-        visit(steps_.data(), static_cast<int64_t>(steps_.size()));
+        visit(steps_.data(), ssize(steps_));
         for (size_t g = 0; g < group_slots_.size() && !plan().is_packed(); ++g)
-            if (plan().groups[g].has_offsets) visit(group_slots_[g].at, static_cast<int64_t>(group_slots_[g].slots.size()));
+            if (plan().groups[g].has_offsets)
+                visit(group_slots_[g].at, static_cast<int64_t>(group_slots_[g].slots.size()));
     }
 
 private:
@@ -298,7 +305,7 @@ private:
         int64_t last, last_slot;
     };
 
-    // The slots of a group.
+    // The slots at which the leaves of one `ReadGroup` are read for this batch.
     struct GroupSlots {
         // Points to `slots`, or to slots that several groups share.
         const int64_t* at = nullptr;
@@ -340,7 +347,7 @@ private:
         for (int64_t i = 0; i < count_; ++i) {
             const auto b = static_cast<size_t>(i);
             extents_[b].preceding =
-                window_around(ring, rows_[b], plan().before, plan().after + 1, plan().cross, steps_.data() + i * length);
+                window_around(ring, rows_[b], plan().before, plan().after + 1, plan().cross, &steps_[i * length]);
         }
     }
 
@@ -354,7 +361,7 @@ private:
             for (size_t i = 0; i < target.slots.size(); ++i) target.slots[i] = extents_[i].last_slot;
         else if (!target.slots.empty())
             std::copy(rows_.begin(), rows_.end(), target.slots.begin());
-        if (group.anchor == Anchor::kNext && !ring.keeps_next)
+        if (group.anchor == Anchor::kNext && !ring.stores_next_obs)
             for (int64_t& slot : target.slots) slot = ring.after(slot);
     }
 
@@ -364,12 +371,12 @@ private:
         for (size_t i = 0; i < target.slots.size(); ++i)
             target.slots[i] = steps_[i] < 0 ? -1 : group.anchor == Anchor::kNext ? ring.after(steps_[i]) : steps_[i];
         target.runs.clear();
-        find_runs(ring, target.at, static_cast<int64_t>(steps_.size()), target.runs);
+        find_runs(ring, target.at, ssize(steps_), target.runs);
     }
 
     // Find the slots of a group with offsets, and fill its mask.
     void find_offsets(Ring ring, const ReadGroup& group, GroupSlots& target) const {
-        const auto size = static_cast<int64_t>(group.offsets.size());
+        const auto size = ssize(group.offsets);
         const auto [first, last] = std::minmax_element(group.offsets.begin(), group.offsets.end());
         const int64_t *offsets = group.offsets.data(), earliest = *first, latest = *last, envs = ring.envs;
         const bool zeros = plan().layout == ReadPlan::Layout::kZeros;
@@ -377,14 +384,14 @@ private:
         target.at = slot;
         char* real = target.mask ? plans.data(target.mask) : nullptr;
         for (int64_t i = 0; i < count_; ++i, slot += size, real += real ? size : 0) {
-            const Extent extent = extents_[static_cast<size_t>(i)];
-            const int64_t row = rows_[static_cast<size_t>(i)], origin = group.anchor == Anchor::kNext ? extent.last + 1 : 0;
+            const Extent extent = extents_[i];
+            const int64_t row = rows_[i], origin = group.anchor == Anchor::kNext ? extent.last + 1 : 0;
             const int64_t most = extent.following + (group.of_observations ? 1 : 0), from = row + origin * envs;
             const bool whole = origin + earliest >= -extent.preceding && origin + latest <= most;
             // If all offsets are inside the episode and no slot wraps around the ring, each slot is a plain sum.
             if (whole && from + earliest * envs >= 0 && from + latest * envs < ring.num_flat()) {
                 for (int64_t j = 0; j < size; ++j) slot[j] = from + offsets[j] * envs;
-                if (real) std::memset(real, 1, static_cast<size_t>(size));
+                if (real) std::memset(real, 1, size);
                 continue;
             }
             for (int64_t j = 0; j < size; ++j) {
@@ -403,10 +410,11 @@ private:
         for (const GroupSlots& target : group_slots_)
             if (target.mask) std::memcpy(plans.data(target.mask), train, steps_.size());
         for (int64_t i = 0; i < count_; ++i)
-            std::memset(train + i * length, 0, static_cast<size_t>(extents_[static_cast<size_t>(i)].preceding));
+            std::memset(train + i * length, 0, extents_[static_cast<size_t>(i)].preceding);
         for (size_t i = 0; i < steps_.size(); ++i) is_first[i] = steps_[i] >= 0 && ring.first[steps_[i]];
         auto* step_ids = plans.as<int64_t>(step_ids_);
-        for (size_t i = 0; i < steps_.size() && plan().step_ids; ++i) step_ids[i] = steps_[i] < 0 ? -1 : ring.get_id(steps_[i]);
+        for (size_t i = 0; i < steps_.size() && plan().step_ids; ++i)
+            step_ids[i] = steps_[i] < 0 ? -1 : ring.get_id(steps_[i]);
     }
 
     // Set out[i] = Σ γ^j r[j] over the steps from row i to its last step, added in order.
@@ -440,7 +448,9 @@ private:
 
 #ifdef __linux__
 // Start writing a range of a file to disk, without waiting.
-inline void start_writing(int file, int64_t offset, int64_t bytes) { sync_file_range(file, offset, bytes, SYNC_FILE_RANGE_WRITE); }
+inline void start_writing(int file, int64_t offset, int64_t bytes) {
+    sync_file_range(file, offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
 
 // Request the pages of a range of a mapped file, without waiting.
 inline void request_bytes(const char* data, int64_t bytes) {
@@ -487,7 +497,7 @@ private:
 
     void request_row(int64_t flat) const {
         const Ring& ring = memory_.ring;
-        const int64_t next = ring.keeps_next ? flat : ring.after(flat);
+        const int64_t next = ring.stores_next_obs ? flat : ring.after(flat);
         // If the next row is in the next slot, one request covers both rows.
         const bool adjacent = next == flat + 1;
         for (const Leaf& leaf : memory_.leaves) {
@@ -497,9 +507,9 @@ private:
             }
             request_bytes(leaf.at(flat), leaf.bytes * (adjacent ? 2 : 1));
         }
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
-            if (ring.keeps_next) request_bytes(memory_.next_columns[o] + flat * leaf.bytes, leaf.bytes);
+            if (ring.stores_next_obs) request_bytes(memory_.next_columns[o] + flat * leaf.bytes, leaf.bytes);
             else if (!adjacent) request_bytes(leaf.at(next), leaf.bytes);
         }
     }

@@ -1,5 +1,5 @@
-// The reverse scan compiled for the baseline instruction set (SSE2 on x86-64, NEON on ARM), and the choice between it and
-// AVX2.
+// The reverse scan compiled for the baseline instruction set (SSE2 on x86-64, NEON on ARM), and the choice between it
+// and AVX2.
 #define RELIVE_SCAN_ISA baseline
 #include "reverse_scan_kernels.hpp"
 

@@ -2,10 +2,10 @@
 //
 // Each estimator is a first-order recurrence that runs backwards along a column (one environment):
 //     x[t] = a[t] + c[t] · (open[t] ? x[t+1] : 0)
-// with open[t] = not ended at t, and row t+1 exists and is not masked out. One scan runs the recurrence; a small rule per
-// estimator defines a, c and the outputs. The lanes of a vector register are columns, because time is sequential. The code
-// is compiled once per instruction set, each in its own namespace (RELIVE_SCAN_ISA), to keep inline functions from being
-// shared between translation units.
+// with open[t] = not ended at t, and row t+1 exists and is not masked out. One scan runs the recurrence; a small rule
+// per estimator defines a, c and the outputs. The lanes of a vector register are columns, because time is sequential.
+// The code is compiled once per instruction set, each in its own namespace (RELIVE_SCAN_ISA), to keep inline functions
+// from being shared between translation units.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// The reverse scan, compiled once per instruction set: vector registers, one row of the scan, a rule per estimator, and the
-// loops over time and columns.
+// The reverse scan, compiled once per instruction set: vector registers, one row of the scan, a rule per estimator, and
+// the loops over time and columns.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -28,8 +28,8 @@
 
 namespace relive::scan::RELIVE_SCAN_ISA {
 
-// A register of kBytes: values, conditions of the same width (`condition ? a : b` selects per lane), and the flags of its
-// columns as one integer. A register of one value is a plain number.
+// A register of kBytes: values, conditions of the same width (`condition ? a : b` selects per lane), and the flags of
+// its columns as one integer. A register of one value is a plain number.
 template <class T, int kBytes>
 struct Register;
 
@@ -306,8 +306,8 @@ RELIVE_INLINE void scan_columns(const Job<typename R::Number>& shared, int64_t c
         step_row<R, Access, kMasked>(job, rule, t, false, column, carry, registers);
 }
 
-// Scan the columns from `column` on, a register at a time. The last register may overlap the previous one, whose columns
-// are then written twice with the same numbers.
+// Scan the columns from `column` on, a register at a time. The last register may overlap the previous one, whose
+// columns are then written twice with the same numbers.
 template <template <class> class Rule, class R, class Access, bool kMasked>
 void scan_each(const Job<typename R::Number>& job, int64_t column) noexcept {
     for (; column + R::kLanes <= job.columns; column += R::kLanes) scan_columns<Rule, R, Access, kMasked>(job, column);

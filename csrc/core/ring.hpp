@@ -1,7 +1,8 @@
 // The memory of a replay buffer: one ring of rows per environment, each with its own head.
 //
 // Row numbers never restart; row r of environment e is stored at slot r mod S of its column. The next observation of a
-// transition is the observation of the following row: every observation is stored once. A flat slot is slot · envs + env.
+// transition is the observation of the following row: every observation is stored once. A flat slot is slot · envs +
+// env.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -28,11 +29,17 @@ enum Kind : uint8_t {
     kHistory = 4,
 };
 
-// Arithmetic on row numbers wraps modulo 2^64, and every number maps to a slot: a corrupt head yields a wrong row, never an
-// access out of bounds.
-constexpr int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
-constexpr int64_t minus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)); }
-constexpr int64_t times(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)); }
+// Arithmetic on row numbers wraps modulo 2^64, and every number maps to a slot: a corrupt head yields a wrong row,
+// never an access out of bounds.
+constexpr int64_t plus(int64_t a, int64_t b) {
+    return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+constexpr int64_t minus(int64_t a, int64_t b) {
+    return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
+}
+constexpr int64_t times(int64_t a, int64_t b) {
+    return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
 
 // Return the remainder in [0, divisor).
 constexpr int64_t modulo(int64_t number, int64_t divisor) {
@@ -40,8 +47,8 @@ constexpr int64_t modulo(int64_t number, int64_t divisor) {
     return rest < 0 ? rest + divisor : rest;
 }
 
-// The state of a ring. The arrays are in the caller's memory: on the heap, shared between processes, or mapped from files.
-// `journal` and `checksums` are null unless the memory outlives the process.
+// The state of a ring. The arrays are in the caller's memory: on the heap, shared between processes, or mapped from
+// files. `journal` and `checksums` are null unless the memory outlives the process.
 struct Ring {
     // Content of each slot, a `Kind`.
     uint8_t* kind;  // [slots, envs]
@@ -67,7 +74,7 @@ struct Ring {
     // Number of newest rows that can be sampled, the pending row included.
     int64_t num_sampleable;
     // Whether next observations have columns of their own, in which case no row is pending.
-    bool keeps_next;
+    bool stores_next_obs;
     // Autoreset mode NEXT_STEP: the row after an episode end only resets the environment.
     bool next_step;
 
@@ -131,8 +138,8 @@ struct Ring {
         return steps;
     }
 
-    // Write the slots of row ids to `out`, -1 for rows that can no longer be sampled. Returns -1, or the position of the
-    // first id that was never issued to a transition.
+    // Write the slots of row ids to `out`, -1 for rows that can no longer be sampled. Returns -1, or the position of
+    // the first id that was never issued to a transition.
     int64_t locate(const int64_t* ids, int64_t count, int64_t* out) const {
         for (int64_t i = 0; i < count; ++i) {
             if (ids[i] < 0) return i;
@@ -150,14 +157,15 @@ struct Ring {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t env = envs == 1 ? 0 : flat[i] % envs, youngest = plus(times(newest(env), envs), env);
             // A row is overwritten once the youngest id of its environment is larger by at least `num_flat()`.
-            if (kind[flat[i]] != kTransition || ids[i] > youngest || minus(youngest, ids[i]) >= num_flat()) return false;
+            if (kind[flat[i]] != kTransition || ids[i] > youngest || minus(youngest, ids[i]) >= num_flat())
+                return false;
         }
         return true;
     }
 
-    // Whether every invariant of the ring holds, given the flags [slots, envs] of its rows. `has_mutable` means that some
-    // leaves of a row may be written again. `replay/invariants.py` checks the same invariants one by one, and its error
-    // names the violated one.
+    // Whether every invariant of the ring holds, given the flags [slots, envs] of its rows. `has_mutable` means that
+    // some leaves of a row may be written again. `replay/invariants.py` checks the same invariants one by one, and its
+    // error names the violated one.
     bool is_valid(const uint8_t* terminated, const uint8_t* truncated, bool has_mutable) const {
         std::vector<Column> columns;
         for (int64_t e = 0; e < envs; ++e) {
@@ -174,8 +182,8 @@ struct Ring {
         return std::equal(counts.begin(), counts.end(), count);
     }
 
-    // Draw `count` slots of transitions uniformly with replacement. Returns false if transitions are too rare to find by
-    // chance.
+    // Draw `count` slots of transitions uniformly with replacement. Returns false if transitions are too rare to find
+    // by chance.
     bool draw(int64_t count, const BitGenerator& random, int64_t* out) const {
         // Transitions are rare if at most one in this many slots is one.
         constexpr int64_t kRare = 16;
@@ -209,7 +217,8 @@ struct Ring {
     }
 
     // Record the start of a step in the journal, because a process may be killed between any two stores, and other
-    // processes then continue with the memory. A compiler fence suffices, because a kill does not reorder completed stores.
+    // processes then continue with the memory. A compiler fence suffices, because a kill does not reorder completed
+    // stores.
     void begin(int64_t env) {
         if (!journal) return;
         journal[env] = plus(1 + open[env], times(2, head[env]));
@@ -224,14 +233,14 @@ struct Ring {
     }
 
     // Make `row` the newest row of its environment. The row that leaves the window can no longer be sampled.
-    void advance(int64_t row, int64_t env, std::vector<int64_t>* touched) {
+    void advance(int64_t row, int64_t env, std::vector<int64_t>* changed) {
         const int64_t old = minus(row, num_sampleable);
         if (old >= 0) {
             const int64_t flat = at(old, env);
             if (kind[flat] == kTransition) {
                 kind[flat] = slots > num_sampleable ? kHistory : kEmpty;
                 count[env] = minus(count[env], 1);
-                if (touched) touched->push_back(flat);
+                if (changed) changed->push_back(flat);
             }
         }
         kind[at(row, env)] = kEmpty;
@@ -247,8 +256,8 @@ private:
         const bool has_rows = head[env] > floor[env];
         if (floor[env] < 0 || head[env] < floor[env] || head[env] > INT64_MAX / envs - 1) return false;
         if (open[env] > 1 || resetting[env] > 1) return false;
-        if (open[env] && (keeps_next || !has_rows)) return false;
-        if (resetting[env] && !(next_step && (open[env] || keeps_next || !has_rows))) return false;
+        if (open[env] && (stores_next_obs || !has_rows)) return false;
+        if (resetting[env] && !(next_step && (open[env] || stores_next_obs || !has_rows))) return false;
         if (!next_step || !has_rows) return true;
         const bool is_after_end = is_end(at(head[env] - 1, env), terminated, truncated);
         return resetting[env] ? is_after_end : !(is_after_end && open[env]);
@@ -262,31 +271,33 @@ private:
         bool is_open;
     };
 
-    bool is_valid_slot(int64_t flat, int64_t slot, const Column& column, const uint8_t* terminated, const uint8_t* truncated,
-                       bool has_mutable) const {
+    bool is_valid_slot(int64_t flat, int64_t slot, const Column& column, const uint8_t* terminated,
+                       const uint8_t* truncated, bool has_mutable) const {
         const int64_t oldest_age = column.oldest_age, previous = before(flat), second_previous = before(previous);
         const int64_t age = column.newest_slot - slot + (slot > column.newest_slot ? slots : 0);
         const uint8_t is = kind[flat];
         const bool is_stored = age <= oldest_age, follows = age < std::min(oldest_age, slots - 1);
         const bool is_after_final = follows && kind[previous] == kFinal;
-        if ((first[flat] | terminated[flat] | truncated[flat]) > 1 || is > kHistory || is_stored != (is != kEmpty)) return false;
+        if ((first[flat] | terminated[flat] | truncated[flat]) > 1 || is > kHistory || is_stored != (is != kEmpty))
+            return false;
         if ((is == kPending) != (is_stored && age == 0 && column.is_open)) return false;
         if (is == kTransition && age >= num_sampleable) return false;
-        if (is == kHistory && age < num_sampleable && age <= oldest_age - (slots - num_sampleable) && !has_mutable) return false;
-        if (!keeps_next && (is == kTransition || is == kHistory) && age == 0) return false;
+        if (is == kHistory && age < num_sampleable && age <= oldest_age - (slots - num_sampleable) && !has_mutable)
+            return false;
+        if (!stores_next_obs && (is == kTransition || is == kHistory) && age == 0) return false;
         if (is == kFinal && !next_step && (is_after_final || age == oldest_age)) return false;
         if (is == kFinal && next_step && is_after_final && age + 1 < std::min(oldest_age, slots - 1) &&
             kind[second_previous] == kFinal)
             return false;
         const bool is_after_end = follows && is_end(previous, terminated, truncated);
-        if (keeps_next) return (first[flat] || !is_stored) && (is_after_end || !(follows && is == kFinal));
+        if (stores_next_obs) return (first[flat] || !is_stored) && (is_after_end || !(follows && is == kFinal));
         if (follows && static_cast<bool>(first[flat]) != is_after_final) return false;
         return !is_after_end || is == kFinal || (is == kPending && next_step);
     }
 };
 
 // Slots that the last write changed to or from kTransition, for samplers that store a number per slot.
-struct Touched {
+struct ChangedSlots {
     std::vector<int64_t> slots;
     const uint8_t* kind;
 };
@@ -315,7 +326,7 @@ struct Frames {
             return interleave(stack, frames[0], frames[1], frames[2], frames[3]);
         for (int64_t j = 0; j < k; ++j) {
             if (frames[j]) spread(stack + j * inner, k * inner, frames[j], inner);
-            else for (int64_t o = 0; o < outer; ++o) std::memset(stack + (o * k + j) * inner, 0, static_cast<size_t>(inner));
+            else for (int64_t o = 0; o < outer; ++o) std::memset(stack + (o * k + j) * inner, 0, inner);
         }
     }
 
@@ -330,7 +341,7 @@ struct Frames {
             return differs == 0;
         }
         for (int64_t o = 0; o < outer; ++o)
-            if (std::memcmp(next + o * k * inner, stack + (o * k + 1) * inner, static_cast<size_t>((k - 1) * inner)) != 0)
+            if (std::memcmp(next + o * k * inner, stack + (o * k + 1) * inner, (k - 1) * inner) != 0)
                 return false;
         return true;
     }
@@ -349,8 +360,8 @@ private:
     }
 
     // Interleave four one-byte frames, the most common stack. Written for compilers to vectorise with shuffles.
-    void interleave(char* __restrict stack, const char* __restrict a, const char* __restrict b, const char* __restrict c,
-                    const char* __restrict d) const noexcept {
+    void interleave(char* __restrict stack, const char* __restrict a, const char* __restrict b,
+                    const char* __restrict c, const char* __restrict d) const noexcept {
         for (int64_t o = 0; o < outer; ++o) {
             stack[4 * o] = a[o];
             stack[4 * o + 1] = b[o];
@@ -431,8 +442,8 @@ struct RingMemory {
     Ring ring{};
     std::vector<Leaf> leaves;
     // Ascending leaf indices of observations.
-    std::vector<int> observed;
-    // Columns of next observations; empty unless `ring.keeps_next`.
+    std::vector<int> obs_leaves;
+    // Columns of next observations; empty unless `ring.stores_next_obs`.
     std::vector<char*> next_columns;
     // Leaf indices of the fields with these names.
     int reward, terminated, truncated;
@@ -440,10 +451,10 @@ struct RingMemory {
     // Autoreset mode SAME_STEP: environments reset in the step that ends an episode.
     bool same_step;
 
-    const Leaf& leaf(int i) const { return leaves[static_cast<size_t>(i)]; }
-    const Leaf& observation(size_t o) const { return leaf(observed[o]); }
+    const Leaf& leaf(int i) const { return leaves[i]; }
+    const Leaf& observation(size_t o) const { return leaf(obs_leaves[o]); }
     bool has_stacks() const {
-        return std::any_of(observed.begin(), observed.end(), [this](int o) { return leaf(o).stacked(); });
+        return std::any_of(obs_leaves.begin(), obs_leaves.end(), [this](int o) { return leaf(o).stacked(); });
     }
 };
 

@@ -45,12 +45,12 @@ inline bool read_array(const ArrayView& array, const Leaf& leaf, const LeadingAx
     input.source_bytes = array.elements() * array.itemsize();
     if (array.dtype == leaf.dtype) {
         if (leaf.dtype != kBool || are_flags(array.data, input.source_bytes)) return true;
-        input.scratch.resize(static_cast<size_t>(input.source_bytes));
+        input.scratch.resize(input.source_bytes);
         as_flags(input.scratch.data(), array.data, input.source_bytes);
     } else {
         if (array.dtype != kFloat64 || leaf.dtype != kFloat32) return false;
         const int64_t elements = leaf.input_elements() * axes.steps * axes.envs;
-        input.scratch.resize(static_cast<size_t>(elements) * 4);
+        input.scratch.resize(elements * 4);
         if (!narrow(reinterpret_cast<float*>(input.scratch.data()), array.as<double>(), elements)) return false;
     }
     input.data = input.scratch.data();
@@ -60,7 +60,8 @@ inline bool read_array(const ArrayView& array, const Leaf& leaf, const LeadingAx
 // The steps of one call before they are stored, numbered from 0 to count() - 1 in the order [steps, environments].
 class StepBlock {
 public:
-    explicit StepBlock(const RingMemory& memory) : memory_(memory), inputs_(memory.leaves.size() + memory.observed.size()) {}
+    explicit StepBlock(const RingMemory& memory)
+        : memory_(memory), inputs_(memory.leaves.size() + memory.obs_leaves.size()) {}
 
     // Begin a call with `steps` steps of all environments, or of the `envs` environments in `env_index`.
     void begin(int64_t steps, const int64_t* env_index = nullptr, int64_t envs = 0) {
@@ -75,7 +76,7 @@ public:
     int64_t envs() const { return envs_; }
     int64_t count() const { return steps_ * envs_; }
     bool of_all_envs() const { return of_all_envs_; }
-    int64_t env_at(int64_t n) const { return of_all_envs_ ? n : env_index_[static_cast<size_t>(n)]; }
+    int64_t env_at(int64_t n) const { return of_all_envs_ ? n : env_index_[n]; }
     const int64_t* env_ids() const { return of_all_envs_ ? nullptr : env_index_.data(); }
 
     // Inputs: all leaves, then the next observations.
@@ -84,13 +85,13 @@ public:
 
     const char* item(size_t leaf, int64_t bytes, int64_t i) const { return inputs_[leaf].data + i * bytes; }
     const char* obs(size_t o, int64_t i) const {
-        return item(static_cast<size_t>(memory_.observed[o]), memory_.observation(o).input_bytes, i);
+        return item(static_cast<size_t>(memory_.obs_leaves[o]), memory_.observation(o).input_bytes, i);
     }
     const char* next_obs(size_t o, int64_t i) const {
         return item(memory_.leaves.size() + o, memory_.observation(o).input_bytes, i);
     }
 
-    const char* flags(int leaf) const { return inputs_[static_cast<size_t>(leaf)].data; }
+    const char* flags(int leaf) const { return inputs_[leaf].data; }
     bool ended(int64_t i) const { return flags(memory_.terminated)[i] || flags(memory_.truncated)[i]; }
 
     // Whether every floating-point reward is finite.
@@ -98,7 +99,7 @@ public:
         // The leaves of the reward, one per agent, are numbered from `reward` on and precede `terminated`.
         for (int l = memory_.reward; l < memory_.terminated; ++l) {
             const Leaf& leaf = memory_.leaf(l);
-            const char* data = inputs_[static_cast<size_t>(l)].data;
+            const char* data = inputs_[l].data;
             const int64_t elements = leaf.input_elements() * count();
             if (leaf.dtype == kFloat32 && !all_finite(reinterpret_cast<const float*>(data), elements)) return false;
             if (leaf.dtype == kFloat64 && !all_finite(reinterpret_cast<const double*>(data), elements)) return false;
@@ -108,7 +109,7 @@ public:
 
     // Whether observation and next observation of the first step share memory, as if the environment reuses its array.
     bool overlaps(size_t o) const {
-        const InputLeaf& a = inputs_[static_cast<size_t>(memory_.observed[o])];
+        const InputLeaf& a = inputs_[memory_.obs_leaves[o]];
         const InputLeaf& b = inputs_[memory_.leaves.size() + o];
         return a.source < b.source + b.source_bytes / steps_ && b.source < a.source + a.source_bytes / steps_;
     }
@@ -118,18 +119,18 @@ public:
     int64_t check_stacks() {
         if (!memory_.has_stacks()) return -1;
         const Ring& ring = memory_.ring;
-        continues_.resize(static_cast<size_t>(count()));
+        continues_.resize(count());
         std::vector<uint8_t> reset(static_cast<size_t>(count()), 0);
         for (int64_t i = 0; i < count(); ++i) {
             const int64_t env = env_at(i % envs_), before = i - envs_;
-            const bool start = i >= envs_ && reset[static_cast<size_t>(before)];
-            reset[static_cast<size_t>(i)] = ring.next_step && (i < envs_ ? ring.resetting[env] : !start && ended(before));
+            const bool start = i >= envs_ && reset[before];
+            reset[i] = ring.next_step && (i < envs_ ? ring.resetting[env] : !start && ended(before));
             // A reset row needs no check, because its observation was checked with the previous step.
-            if (reset[static_cast<size_t>(i)]) continue;
+            if (reset[i]) continue;
             const bool continues = i < envs_ ? ring.open[env] && starts_with(ring.at(ring.head[env], env), i)
                                              : !start && !ended(before) && continues_block(i);
             // A step after a reset row starts with the observation of this row, but its frame stack starts anew.
-            continues_[static_cast<size_t>(i)] = continues || (start && continues_block(i));
+            continues_[i] = continues || (start && continues_block(i));
             int64_t bad = continues ? -1 : find_unpadded(i);
             if (bad < 0) bad = find_unstackable(i);
             if (bad >= 0) return bad;
@@ -139,20 +140,20 @@ public:
 
     // Whether step i starts with the observation stored at a slot.
     bool starts_with(int64_t flat, int64_t i) const {
-        for (size_t o = 0; o < memory_.observed.size(); ++o)
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o)
             if (differ(o, observation_at(o, flat, rebuilt_), obs(o, i))) return false;
         return true;
     }
 
     // Whether step i starts with the observation of the pending row of its environment.
     bool continues_pending(int64_t row, int64_t env, int64_t i) const {
-        return continues_.empty() ? starts_with(memory_.ring.at(row, env), i) : continues_[static_cast<size_t>(i)] != 0;
+        return continues_.empty() ? starts_with(memory_.ring.at(row, env), i) : continues_[i] != 0;
     }
 
     // Whether two slots hold different observations. Stacked leaves are compared as whole stacks.
     bool observations_differ(int64_t flat, int64_t next) const {
         std::vector<char> stack, next_stack;
-        for (size_t o = 0; o < memory_.observed.size(); ++o)
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o)
             if (differ(o, observation_at(o, flat, stack), observation_at(o, next, next_stack))) return true;
         return false;
     }
@@ -168,44 +169,44 @@ private:
     const char* observation_at(size_t o, int64_t flat, std::vector<char>& rebuilt) const {
         const Leaf& leaf = memory_.observation(o);
         if (!leaf.stacked()) return leaf.at(flat);
-        rebuilt.resize(static_cast<size_t>(leaf.input_bytes));
+        rebuilt.resize(leaf.input_bytes);
         build_stack(memory_.ring, leaf, leaf.column, flat, rebuilt.data());
         return rebuilt.data();
     }
 
     bool differ(size_t o, const char* a, const char* b) const {
-        return std::memcmp(a, b, static_cast<size_t>(memory_.observation(o).input_bytes)) != 0;
+        return std::memcmp(a, b, memory_.observation(o).input_bytes) != 0;
     }
 
     // Whether step i starts with the next observation of the preceding step in the same block.
     bool continues_block(int64_t i) const {
-        for (size_t o = 0; o < memory_.observed.size(); ++o)
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o)
             if (differ(o, obs(o, i), next_obs(o, i - envs_))) return false;
         return true;
     }
 
-    // Return the first leaf whose stack is not its newest frame plus padding, as required at the start of an episode; or
-    // -1.
+    // Return the first leaf whose stack is not its newest frame plus padding, as required at the start of an episode;
+    // or -1.
     int64_t find_unpadded(int64_t i) const {
         std::vector<char> newest, padded;
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
             if (!leaf.stacked()) continue;
-            newest.resize(static_cast<size_t>(leaf.bytes));
-            padded.resize(static_cast<size_t>(leaf.input_bytes));
+            newest.resize(leaf.bytes);
+            padded.resize(leaf.input_bytes);
             leaf.frames.copy_frame(newest.data(), obs(o, i), leaf.frames.k - 1);
             const char* frames[kMaxFrames];
             std::fill_n(frames, leaf.frames.k - 1, leaf.frames.repeat ? newest.data() : nullptr);
             frames[leaf.frames.k - 1] = newest.data();
             leaf.frames.build(padded.data(), frames);
-            if (differ(o, padded.data(), obs(o, i))) return memory_.observed[o];
+            if (differ(o, padded.data(), obs(o, i))) return memory_.obs_leaves[o];
         }
         return -1;
     }
 
     // Return the first next observation whose stack does not follow the observation of step i; or -1.
     int64_t find_unstackable(int64_t i) const {
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
             if (leaf.stacked() && !leaf.frames.follows(next_obs(o, i), obs(o, i)))
                 return static_cast<int64_t>(memory_.leaves.size() + o);
@@ -282,14 +283,16 @@ public:
     // The steps to write. The caller fills the block, checks it, then calls `write`.
     StepBlock block;
     Continuity continuity;
-    Touched touched;
-    bool keeps_touched = false;
+    ChangedSlots changed;
+    bool tracks_changes = false;
 
-    explicit RingWriter(RingMemory& memory) : block(memory), memory_(memory), ring_(memory.ring) { touched.kind = ring_.kind; }
+    explicit RingWriter(RingMemory& memory) : block(memory), memory_(memory), ring_(memory.ring) {
+        changed.kind = ring_.kind;
+    }
 
-    // Write all steps of the block. The caller has checked the block and emptied `touched`.
+    // Write all steps of the block. The caller has checked the block and emptied `changed`.
     void write() {
-        const bool may_copy = ring_.envs > 1 && block.of_all_envs() && !ring_.keeps_next && !memory_.has_stacks();
+        const bool may_copy = ring_.envs > 1 && block.of_all_envs() && !ring_.stores_next_obs && !memory_.has_stacks();
         continuity.infinite += !block.has_finite_rewards();
         for (int64_t t = 0; t < block.steps(); ++t) {
             if (may_copy && all_continue(t)) {
@@ -301,21 +304,22 @@ public:
     }
 
 private:
-    std::vector<int64_t>* touched_slots() { return keeps_touched ? &touched.slots : nullptr; }
+    std::vector<int64_t>* changed_slots() { return tracks_changes ? &changed.slots : nullptr; }
 
     // Count the episode end before step i if it is still stored. Episodes of one step are ignored: a bandit may
     // legitimately pass the next context as the next observation.
     void count_end(int64_t env, int64_t i) {
         // `row` is the row of the episode's last step; the following row holds the final observation.
         const int64_t row = minus(ring_.head[env], 2);
-        if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
+        if (ring_.next_step || ring_.stores_next_obs || row < ring_.floor[env]) return;
         const int64_t flat = ring_.at(row, env), final = ring_.at(plus(row, 1), env);
         const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
         if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
         const bool terminated = memory_.leaf(memory_.terminated).column[flat];
         // A step that is neither terminated nor truncated was cut, which does not count as an end.
         if (!terminated && !memory_.leaf(memory_.truncated).column[flat]) return;
-        continuity.count_end(block.observations_differ(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
+        const bool leads_to_start = block.observations_differ(flat, final) && block.starts_with(final, i);
+        continuity.count_end(leads_to_start, terminated || memory_.same_step);
     }
 
     // Whether all environments have the same head, and either all continue their episodes or all start one.
@@ -324,9 +328,9 @@ private:
         const bool open = ring_.open[0];
         for (int64_t e = 0; e < envs; ++e)
             if (ring_.head[e] != row || static_cast<bool>(ring_.open[e]) != open || ring_.resetting[e]) return false;
-        for (size_t o = 0; o < memory_.observed.size() && open; ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size() && open; ++o) {
             const Leaf& leaf = memory_.observation(o);
-            if (std::memcmp(leaf.at(flat), block.obs(o, t * envs), static_cast<size_t>(leaf.bytes * envs)) != 0) return false;
+            if (std::memcmp(leaf.at(flat), block.obs(o, t * envs), leaf.bytes * envs) != 0) return false;
         }
         return true;
     }
@@ -340,15 +344,16 @@ private:
         const bool open = ring.open[0];
         if (open) continuity.followed += envs;
         else for (int64_t e = 0; e < envs; ++e) count_end(e, first_step + e);
-        std::vector<int64_t>* slots = touched_slots();
+        std::vector<int64_t>* slots = changed_slots();
         for (int64_t e = 0; e < envs; ++e) ring.begin(e);
         for (int64_t e = 0; e < envs && !open; ++e) ring.advance(row, e, slots);
         for (int64_t e = 0; e < envs; ++e) ring.advance(next, e, slots);
         for (size_t l = 0; l < memory_.leaves.size(); ++l) {
             const Leaf& leaf = memory_.leaves[l];
-            if (!(leaf.is_observation && open)) copy_block(leaf.at(flat), block.item(l, leaf.bytes, first_step), leaf.bytes * envs);
+            if (!(leaf.is_observation && open))
+                copy_block(leaf.at(flat), block.item(l, leaf.bytes, first_step), leaf.bytes * envs);
         }
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
             copy_block(leaf.at(next_flat), block.next_obs(o, first_step), leaf.bytes * envs);
         }
@@ -373,18 +378,18 @@ private:
 
     static void store(const Leaf& leaf, char* column, int64_t flat, const char* item) {
         if (leaf.stacked()) leaf.frames.copy_frame(column + flat * leaf.bytes, item, leaf.frames.k - 1);
-        else std::memcpy(column + flat * leaf.bytes, item, static_cast<size_t>(leaf.bytes));
+        else std::memcpy(column + flat * leaf.bytes, item, leaf.bytes);
     }
 
     void store_next_obs(int64_t flat, int64_t i) {
-        for (size_t o = 0; o < memory_.observed.size(); ++o) {
+        for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {
             const Leaf& leaf = memory_.observation(o);
-            store(leaf, ring_.keeps_next ? memory_.next_columns[o] : leaf.column, flat, block.next_obs(o, i));
+            store(leaf, ring_.stores_next_obs ? memory_.next_columns[o] : leaf.column, flat, block.next_obs(o, i));
         }
     }
 
     void write_one(int64_t env, int64_t i) {
-        std::vector<int64_t>* slots = touched_slots();
+        std::vector<int64_t>* slots = changed_slots();
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
         // Whether the head row already holds its observation.
@@ -410,7 +415,7 @@ private:
         if (slots && !reset) slots->push_back(flat);
         const bool end = block.ended(i) && !reset;
         if (ring_.next_step) ring_.resetting[env] = end;
-        if (ring_.keeps_next) {
+        if (ring_.stores_next_obs) {
             store_next_obs(flat, i);
             store_checksums(memory_, flat, row, !open, true);
             ring_.head[env] = plus(row, 1);

@@ -1,8 +1,8 @@
 // Plans of the tensors that a call returns: dtype and shape before allocation, memory afterwards.
 //
-// Allocating a tensor costs more than filling a small one. The small tensors of a batch therefore share one block, which
-// lives as long as any of them. Each large tensor has its own block: a caller who keeps the rewards of a batch does not
-// keep its images.
+// Allocating a tensor costs more than filling a small one. The small tensors of a batch therefore share one block,
+// which lives as long as any of them. Each large tensor has its own block: a caller who keeps the rewards of a batch
+// does not keep its images.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,8 +24,8 @@ struct OutOfMemory : std::bad_alloc {
     }
 };
 
-// Throw OutOfMemory if the system has less memory available. Linux would allocate it anyway, and kill the process when the
-// pages are first written. Requests of at most 1 GiB are not checked.
+// Throw OutOfMemory if the system has less memory available. Linux would allocate it anyway, and kill the process when
+// the pages are first written. Requests of at most 1 GiB are not checked.
 inline void require_memory(int64_t bytes) {
     if (bytes <= int64_t{1} << 30) return;
 #ifdef __linux__
@@ -106,8 +106,8 @@ private:
     int64_t shared_bytes_ = 0, total_ = 0;
 };
 
-// Reuses freed blocks, which are still in the processor's cache and have mapped pages. malloc would rather return another
-// block, or unmap the pages.
+// Reuses freed blocks, which are still in the processor's cache and have mapped pages. malloc would rather return
+// another block, or unmap the pages.
 class BlockCache {
 public:
     // Allocate `bytes`, a multiple of 64. Returns null if memory is exhausted.

@@ -349,10 +349,8 @@ class PriorityTree(Subject):
             index = some()
             return index, near.choice((0.5, torch.rand(len(index), dtype=torch.float64)))
 
-        def touched() -> Any:
-            ring = RingMemory(near)
-            made = ring.ring_with_steps()
-            return made.touched
+        def changed_slots() -> Any:
+            return RingMemory(near).ring_with_steps().changed_slots
 
         return {
             "set": put,
@@ -360,7 +358,7 @@ class PriorityTree(Subject):
             "draw": lambda: (near.randrange(600), bits(near)),
             "draw_weighted": lambda: (near.randrange(600), bits(near), 0.4, near.random() < 0.5),
             "update": update,
-            "mark": lambda: (touched(), 1.0),
+            "set_written_slots": lambda: (changed_slots(), 1.0),
             "total": tuple,
             "smallest": tuple,
             "rebuild": tuple,
@@ -377,7 +375,7 @@ class RingMemory(Subject):
         self.slots, self.envs = near.randrange(2, 9), near.randrange(1, 4)
         self.single = self.envs == 1 and near.random() < 0.5
         self.k = near.choice((0, 1, 4))
-        self.keeps_next = near.random() < 0.2
+        self.stores_next_obs = near.random() < 0.2
         self.durable = near.random() < 0.3
         lead = (self.slots, self.envs)
         frame = torch.zeros(*lead, 2, 2, dtype=torch.uint8)
@@ -390,17 +388,24 @@ class RingMemory(Subject):
             None,
             None,
         ]
-        self.nexts = [frame.clone(), torch.zeros(*lead, 3)] if self.keeps_next else []
+        self.nexts = [frame.clone(), torch.zeros(*lead, 3)] if self.stores_next_obs else []
         sizes = {"kind": (lead, torch.uint8), "first": (lead, torch.bool)} | {
             name: ((self.envs,), torch.bool if name in ("open", "resetting") else torch.int64)
             for name in ("head", "open", "resetting", "count", "floor")
         }
         self.state = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in sizes.items()}
         self.journal = torch.zeros(self.envs, dtype=torch.int64) if self.durable else None
-        self.seals = torch.zeros(*lead, 2, dtype=torch.int64) if self.durable else None
+        self.checksums = torch.zeros(*lead, 2, dtype=torch.int64) if self.durable else None
+        self.rewritable = near.choice(([], [2, 4]))
+        rewrite_journal = torch.zeros(2, dtype=torch.int64) if self.durable and self.rewritable else None
+        rewrite_checksums = torch.zeros(lead, dtype=torch.int64) if self.durable and self.rewritable else None
+        state = {
+            **self.state, "journal": self.journal, "row_checksums": self.checksums,
+            "rewrite_journal": rewrite_journal, "rewrite_checksums": rewrite_checksums,
+        }  # fmt: skip
         self.last = (self.slots, near.random() < 0.3, near.random() < 0.3, self.single, 2, 3, 4)
-        before = (self.columns, self.stacks, [0, 1], self.nexts)
-        self.arguments = (*before, {**self.state, "journal": self.journal, "seals": self.seals}, *self.last)
+        before = (self.columns, self.stacks, [0, 1], self.nexts, self.rewritable)
+        self.arguments = (*before, state, *self.last)
 
     def frame_shape(self) -> tuple[int, ...]:
         if not self.k:
@@ -412,7 +417,7 @@ class RingMemory(Subject):
     def ring_with_steps(self) -> Any:
         """Return a ring with some steps."""
         ring = _native.RingMemory(*self.arguments)
-        ring.keep_touched(True)
+        ring.track_changes(True)
         for _ in range(self.near.randrange(12)):
             ring.write(*self.step())
         if self.near.random() < 0.1:  # memory written by something else
@@ -458,7 +463,12 @@ class RingMemory(Subject):
             slots = rows()
             return slots, ints(near, len(slots), 30)
 
-        def find_broken() -> Arguments:
+        def rewrite() -> Arguments:
+            slots = rows(-1)
+            values = (torch.rand(len(slots)), near.choice((None, flags(near, len(slots)))))
+            return slots, values if self.rewritable else ()
+
+        def find_damaged() -> Arguments:
             return (
                 ints(near, self.envs, 9),
                 ints(near, self.envs, 9),
@@ -467,13 +477,13 @@ class RingMemory(Subject):
 
         return {
             "write": self.step,
-            "observe": lambda: (_native.Counters(*Counters(near, self.envs).arguments),),
+            "attach_counters": lambda: (_native.Counters(*Counters(near, self.envs).arguments),),
             "recompute_checksums": tuple,
-            "find_broken": find_broken,
+            "find_damaged": find_damaged,
             "fetch": lambda: (rows(-1),),
             "write_behind": lambda: (near.choice((-1, 10**6)), 0, 4096),
             "continuity_counts": tuple,
-            "keep_touched": lambda: (True,),
+            "track_changes": lambda: (True,),
             "watch_cuts": lambda: (True,),
             "is_valid": tuple,
             "stored": tuple,
@@ -484,32 +494,10 @@ class RingMemory(Subject):
             "locate": lambda: (ints(near, near.randrange(6), 20),),
             "holds": holds,
             "stack": stack,
+            "rewrite": rewrite,
+            "finish_rewrite": tuple,
+            "find_torn": lambda: (torch.zeros(self.slots, self.envs, dtype=torch.bool),),
         }
-
-
-class WriteBack(Subject):
-    name = "WriteBack"
-
-    def __init__(self, near: Near) -> None:
-        super().__init__(near)
-        self.ring = RingMemory(near)
-        ring = self.ring.ring_with_steps()
-        checksums = torch.zeros(self.ring.slots, self.ring.envs, dtype=torch.int64)
-        durable = near.random() < 0.5
-        self.arguments = (
-            ring.memory,
-            [2, 4],
-            checksums if durable else None,
-            torch.zeros(2, dtype=torch.int64) if durable else None,
-        )
-
-    def methods(self) -> dict[str, Callable[[], Arguments]]:
-        def write() -> Arguments:
-            slots = ints(self.near, self.near.randrange(5), self.ring.slots * self.ring.envs, -1)
-            return slots, (torch.rand(len(slots)), self.near.choice((None, flags(self.near, len(slots)))))
-
-        out = torch.zeros(self.ring.slots, self.ring.envs, dtype=torch.bool)
-        return {"write": write, "finish": tuple, "find_torn": lambda: (out,)}
 
 
 class PlanReader(Subject):
@@ -518,7 +506,7 @@ class PlanReader(Subject):
     def __init__(self, near: Near) -> None:
         super().__init__(near)
         self.ring = RingMemory(near)
-        self.memory = self.ring.ring_with_steps().memory
+        self.memory = self.ring.ring_with_steps()
         self.flat = self.ring.slots * self.ring.envs
         self.arguments = near.choice((self.rows, self.sequences))()
 
@@ -596,8 +584,8 @@ class SequenceGather(Subject):
 
 
 SUBJECTS: tuple[type[Subject], ...] = (
-    Columns, Counters, Flattener, Gather, GuardedLock, ProcessLock, Within, PriorityTree, RingMemory, WriteBack,
-    PlanReader, SequenceIndex, SequenceGather,
+    Columns, Counters, Flattener, Gather, GuardedLock, ProcessLock, Within, PriorityTree, RingMemory, PlanReader,
+    SequenceIndex, SequenceGather,
 )  # fmt: skip
 
 
@@ -611,9 +599,8 @@ def rollout(near: Near, numbers: int, *settings: Any) -> Arguments:
 
 
 FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
-    "Batch": lambda _: (),  # this class and the next two are returned by methods only
-    "CoreMemory": lambda _: (),
-    "Touched": lambda _: (),
+    "Batch": lambda _: (),  # this class and the next one are returned by methods only
+    "ChangedSlots": lambda _: (),
     "complete": lambda _: (lambda: None,),
     "set_torch": lambda _: (torch.Tensor, torch.nn.Parameter),
     "set_numpy": lambda _: (np.ndarray, [np.zeros(3), np.zeros((2, 2), np.int64)]),
@@ -622,7 +609,6 @@ FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
     "set_exchange": lambda near: (near.random() < 0.5,),
     "set_avx2": lambda near: (near.random() < 0.5,),
     "crc32": lambda near: (bytes(near.randrange(200)), 0),
-    "reads": lambda _: ([torch.zeros(3), torch.zeros(2, dtype=torch.int64)],),
     "shuffle": lambda near: (ints(near, near.randrange(6), 9), bits(near)),
     "permutation": lambda near: (near.randrange(50), bits(near)),
     "gae": lambda near: rollout(near, 3, 0.9, 0.8),

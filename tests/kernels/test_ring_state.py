@@ -25,7 +25,7 @@ SHAPES = {
     "count": (PER_ENV, torch.int64),
     "floor": (PER_ENV, torch.int64),
 }
-OPTIONAL_SHAPES = {"journal": (PER_ENV, torch.int64), "seals": ((*PER_SLOT, 2), torch.int64)}
+OPTIONAL_SHAPES = {"journal": (PER_ENV, torch.int64), "row_checksums": ((*PER_SLOT, 2), torch.int64)}
 
 
 def make_zeros(shapes: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -38,8 +38,11 @@ def make_columns() -> list[torch.Tensor]:
     return [torch.zeros(SLOTS, ENVS, dtype=dtype) for dtype in dtypes]
 
 
-def make_ring(state: dict[str, Any]) -> Any:
-    return kernels.native().RingMemory(make_columns(), [None] * 4, [0], [], state, SLOTS, False, False, False, 1, 2, 3)
+def make_ring(state: dict[str, Any], rewritable: list[int] | None = None, columns: Any = None) -> Any:
+    columns = make_columns() if columns is None else columns
+    return kernels.native().RingMemory(
+        columns, [None] * 4, [0], [], rewritable or [], state, SLOTS, False, False, False, 1, 2, 3
+    )
 
 
 def make_step(t: int) -> tuple[Any, ...]:
@@ -64,11 +67,11 @@ def test_arrays_that_only_durable_memory_keeps_are_written_too() -> None:
     state = make_zeros(SHAPES | OPTIONAL_SHAPES)
     ring = make_ring(state)
     assert [ring.write(*make_step(t)) for t in (0, 1, 7)] == [-1, -1, -1]
-    assert state["seals"].count_nonzero() > 0
+    assert state["row_checksums"].count_nonzero() > 0
 
 
 def test_arrays_that_only_durable_memory_keeps_may_be_none_or_missing() -> None:
-    for optional_arrays in ({}, {"journal": None, "seals": None}):
+    for optional_arrays in ({}, {"journal": None, "row_checksums": None}):
         state = make_zeros(SHAPES)
         assert make_ring(state | optional_arrays).write(*make_step(0)) == -1
         assert state["head"].tolist() == [1, 1]

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import relive as rl
+from tests.conftest import running
 from tests.faults.digest import digest
 from tests.layouts import Both
 from tests.reference.sequences import around
@@ -538,12 +539,12 @@ class TestFailing:
         assert torch.equal(batch["next_obs"][:, 0], batch["reward"] + 1)
 
     def test_switching_the_exchange_off_and_on_is_fine(self) -> None:
-        with rl.kernels.without_exchange():
+        with running("no_exchange"):
             replay = fill(9, sampler=rl.Prioritized())
             assert replay.sample(3, rl.Sequence(2))["index"].dtype == torch.int64
         replay.update_priority([0], [1.0])
         assert len(replay.sample(3)) == 3
-        with rl.kernels.without_exchange():
+        with running("no_exchange"):
             assert len(replay.sample(3, rl.NStep(2, 0.9))) == 3
 
 

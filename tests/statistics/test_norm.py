@@ -322,14 +322,18 @@ class TestBuffers:
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (4,), (17,), (2, 24)], ids=str)
 @pytest.mark.parametrize("rows", [1, 4, 5, 16, 33, 300])
-def test_the_native_core_and_torch_ops_agree_bit_for_bit(shape: tuple[int, ...], rows: int) -> None:
+def test_the_native_core_and_torch_ops_agree_within_rounding(shape: tuple[int, ...], rows: int) -> None:
     with kernels.force("torch"):
         by_ops = rl.RunningNorm(shape)
     native, random = rl.RunningNorm(shape), torch.Generator().manual_seed(rows)
+    updates = 0
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int64):
         x = (torch.rand(rows, *shape, generator=random) * 200).to(dtype)
         for mask in (None, torch.rand(rows, generator=random) < 0.7):
             native.update(x, mask)
             by_ops.update(x, mask)
+            updates += 1
+            # Every sum has terms of one sign. A sum of n terms is off by at most n roundings, each merge by a few more.
+            error = (2 * rows + 8 * updates) * 2.0**-53
             for name, moment in native.snapshot().items():
-                assert torch.equal(moment, by_ops.snapshot()[name]), (dtype, name)
+                torch.testing.assert_close(moment, by_ops.snapshot()[name], rtol=2 * error, atol=0)

@@ -144,19 +144,6 @@ def force_torch() -> AbstractContextManager[None]:
     return force("torch")
 
 
-@contextmanager
-def without_exchange() -> Iterator[None]:
-    """Simulate a torch without DLPack's C exchange API (before 2.10), where DLPack's capsules exchange tensors."""
-    if _native is None:
-        yield
-        return
-    _native.set_exchange(False)
-    try:
-        yield
-    finally:
-        _native.set_exchange(True)
-
-
 def choose_backend(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "triton", "torch"]:
     """Return the backend for a ring in these tensors, with stacks of `frames` frames."""
     if runs_triton(tensors):

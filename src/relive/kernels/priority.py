@@ -109,7 +109,7 @@ class NativeTree:
         self.rebuild = self._tree.rebuild
         self.check = self._tree.deviation
         self.update = self._tree.update
-        self.set_written_slots = self._tree.mark
+        self.set_written_slots = self._tree.set_written_slots
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         if self._tree.set(leaves, priorities):
@@ -146,8 +146,8 @@ def _copy_weights(
 
 def importance_weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
     """Return (smallest / priority)^beta, float32 [K] in (0, 1]."""
-    # `smallest` is converted to a tensor because torch divides numbers by multiplying them with a reciprocal, which is
-    # infinite for denormals.
+    # Torch would divide a Python number by multiplying it with 1 / priorities, which is infinite for denormals. It
+    # divides tensors exactly.
     smallest = torch.as_tensor(smallest, dtype=torch.float64, device=priorities.device)
     # A weight that underflows becomes the smallest normal float32, because a weight of zero would drop the row.
     out = torch.empty(priorities.shape, dtype=torch.float32, device=priorities.device)

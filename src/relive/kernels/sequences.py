@@ -102,7 +102,7 @@ def find_sequences(flags: StepFlags, spec: SequenceSpec, tensors: list[torch.Ten
 
     `tensors` are the columns that will be read: the native index is used only if the native core reads all of them.
     """
-    if kernels.native() is None or not kernels.native().reads(tensors):
+    if not kernels.runs_native(tensors):
         return _find_in_torch(flags, spec)
     return kernels.native().SequenceIndex(
         flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starts_episode,

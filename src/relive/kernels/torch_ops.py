@@ -92,7 +92,7 @@ def n_step_sums(
 
 def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
     # Missing rewards are filled with -0.0, the neutral element of addition: 0.0 would turn a sum of -0.0 into 0.0.
-    reward = reward.masked_fill(is_over.view(*is_over.shape, *(1,) * (reward.ndim - 2)), -0.0)
+    reward = reward.masked_fill(add_axes(is_over, reward), -0.0)
     if reward.dtype.is_floating_point:
         # One launch computes each product in float64 and rounds it once.
         terms = torch.mul(reward, factors, out=torch.empty_like(reward))
@@ -174,9 +174,10 @@ def powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tens
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
 def ends_of_run(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the offsets [3, 1] of the first step, the final state and the last step of a run of `count` steps.
+    """Return two tensors [3, 1] that locate three rows of a run of up to `count` steps.
 
-    The second tensor [3, 1] is added to the offsets once for each missing step at the end of the run.
+    The rows are the first step, the final state and the last step. If m steps are missing at the end of the run, the
+    offsets of these rows from the first step are the first tensor plus m times the second one.
     """
     offsets = torch.tensor([[0], [count], [count - 1]], device=device)
     return offsets, torch.tensor([[0], [-1], [-1]], device=device)

@@ -37,7 +37,6 @@ class NativeBackend(Backend):
         """The native module; later calls of `kernels.force` do not affect it."""
         self._is_valid = self.core.is_valid
         self.core.watch_cuts(rows.has_stats)
-        self._write_back = _make_write_back(self.core, rows)
         self._reads_files = rows.row_checksums is not None
         self._is_only_process = not rows.allocator.persistent
         """Whether these rows are neither in shared memory nor in a file, so that only this process writes them."""
@@ -67,20 +66,20 @@ class NativeBackend(Backend):
             self.warning = self.counter.next_warning(self.continuity())
 
     def attach_counters(self, counters: Any) -> bool:
-        self.core.observe(counters)
+        self.core.attach_counters(counters)
         return True
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        self._write_back.write(slots, tuple(leaves.get(i) for i in self.rows.mutable))
+        self.core.rewrite(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
     def continuity(self) -> ContinuityStats:
         return ContinuityStats(*self.core.continuity_counts())
 
     def track_changes(self) -> None:
-        self.core.keep_touched(True)
+        self.core.track_changes(True)
 
     def changed_slots(self) -> ChangedSlots:
-        return torch.tensor(self.core.touched.slots, dtype=torch.int64, device="cpu"), None
+        return torch.tensor(self.core.changed_slots.slots, dtype=torch.int64, device="cpu"), None
 
     def clear(self) -> None:
         self._few_slots = None
@@ -109,7 +108,7 @@ class NativeBackend(Backend):
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def set_written_masses(self, mass: float | torch.Tensor) -> None:
-        self.priority_tree().set_written_slots(self.core.touched, mass)
+        self.priority_tree().set_written_slots(self.core.changed_slots, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
         # The native core sums only rewards of float32 and float64, so torch ops sum rewards of other dtypes.
@@ -153,21 +152,19 @@ class NativeBackend(Backend):
             verify(torch.equal(self._few_slots, self.stored()), "few transitions", "those of the ring", self._few_slots)
 
     def recover(self) -> None:
-        if self._write_back is not None:
-            self._write_back.finish()
+        self.core.finish_rewrite()
         super().recover()
 
     def find_torn_rows(self) -> torch.Tensor:
         """Return a mask [S, N] of slots whose mutable leaves do not match their checksum."""
         is_torn = torch.zeros_like(self.ring.first)
-        if self._write_back is not None:
-            self._write_back.find_torn(is_torn)
+        self.core.find_torn(is_torn)
         return is_torn
 
     def find_damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
         """Return a mask [S, N] of the rows from `since` [N] to before `until` [N] that do not match their checksum."""
         is_damaged = torch.zeros_like(self.ring.first)
-        self.core.find_broken(since, until, is_damaged)
+        self.core.find_damaged(since, until, is_damaged)
         return is_damaged
 
     def check_row_checksums(self) -> None:
@@ -202,8 +199,8 @@ class NativeReader(PlanReader):
             for anchor, offsets, mask, counts_observations in plan.groups
         ]
         self._core: Any = backend.native.PlanReader(
-            backend.core.memory, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups,
-            int(plan.layout), plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
+            backend.core, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
+            plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
         )  # fmt: skip
         self._assemble = assembler(plan.paths)
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))
@@ -254,23 +251,21 @@ class NativeReader(PlanReader):
         return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
 
 
-def _make_write_back(ring: Any, rows: RowStorage) -> Any:
-    """Return the native writer of mutable leaves; None without mutable leaves."""
-    if not rows.mutable:
-        return None
-    return kernels.native().WriteBack(ring.memory, list(rows.mutable), rows.mutable_checksums, rows.rewrite_journal)
-
-
 def _make_ring(rows: RowStorage) -> Any:
     """Return the native ring over the memory of these rows."""
     schema, ring = rows.schema, rows.ring
     stacks = [(f.k, f.axis, f.pad == "repeat") if isinstance(f, Stacked) else None for f in schema.fields]
+    state = {
+        **ring.state, "journal": ring.journal, "row_checksums": rows.row_checksums,
+        "rewrite_journal": rows.rewrite_journal, "rewrite_checksums": rows.mutable_checksums,
+    }  # fmt: skip
     return kernels.native().RingMemory(
         list(rows.leaves),
         stacks,
         list(rows.obs_leaves),
         list(rows.next_leaves),
-        {**ring.state, "journal": ring.journal, "seals": rows.row_checksums},
+        list(rows.mutable),
+        state,
         ring.num_sampleable,
         rows.next_step,
         rows.same_step,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compile_kernels import TARGETS, Usage, make_table, variants
+from benchmarks.compile_kernels import TARGETS, Usage, variants
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 ROOT = Path(__file__).parents[3]
@@ -60,16 +60,6 @@ def test_a_forgotten_kernel_would_be_found() -> None:
     helper = "@triton.jit\ndef helper(x): return x\n"
     kernels = "@triton.jit(do_not_specialize=['n'])\ndef one(x): helper(x)\n@triton.jit\ndef two(x): helper(x)\n"
     assert find_kernels([helper, kernels + "def three(): one[(1,)](2)"]) == {"one", "two"}
-
-
-def test_the_table_has_a_row_per_variant_and_target() -> None:
-    table = make_table(
-        [Usage("set_masses_kernel", "prioritized", "sm_80", 24, 0, 16), Usage("a", "b", "sm_90", None, None, 0)]
-    )
-    assert table.splitlines()[2:] == [
-        "| `set_masses_kernel` | prioritized | sm_80 | 24 | 0 | 16 |",
-        "| `a` | b | sm_90 | None | None | 0 |",
-    ]
 
 
 ONE_VARIANT = ("--kernel", "draw_rows", "--call", "1 environment")

@@ -27,12 +27,12 @@ class Graph:
     """Records the launches made inside `captured`, which are not run, and replays them."""
 
     def __init__(self) -> None:
-        self._launches: list[tuple[Any, ...]] = []
+        self._launches: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        def record(*launch: Any) -> None:
-            self._launches.append(launch)
+        def record(*arguments: Any, **constants: Any) -> None:
+            self._launches.append((arguments, constants))
 
         def is_capturing(device: torch.device) -> bool:
             return True
@@ -44,8 +44,8 @@ class Graph:
             yield
 
     def replay(self) -> None:
-        for launch in self._launches:
-            Launch.__call__(*launch)
+        for arguments, constants in self._launches:
+            Launch.__call__(*arguments, **constants)
 
 
 class Learner:

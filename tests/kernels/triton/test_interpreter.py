@@ -61,44 +61,25 @@ def test_programs_run_in_natural_order_afterwards():
     assert turns.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_planted_race_is_found():
-    def run() -> torch.Tensor:
-        out = torch.zeros(1, dtype=torch.int32)
-        _last_program_wins_kernel[(4,)](out)
-        return out
+X = torch.tensor([1e8, 1.0, -1e8, 1.0], dtype=torch.float32)
 
+
+def run(kernel, programs, *inputs):
+    """Return what a kernel writes to zeros [8]."""
+    out = torch.zeros(8, dtype=torch.float32 if inputs else torch.int32)
+    kernel[(programs,)](*inputs, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "programs", "inputs"),
+    [(_last_program_wins_kernel, 4, ()), (_lanes_to_one_place_kernel, 1, ()), (_sum_by_atomics_kernel, 4, (X,))],
+    ids=["programs", "lanes", "float atomics"],
+)
+def test_a_planted_race_is_found(kernel, programs, inputs):
     with pytest.raises(AssertionError, match="a race"):
-        in_every_order(run)
-
-
-def test_a_planted_race_of_lanes_is_found():
-    def run() -> torch.Tensor:
-        out = torch.zeros(1, dtype=torch.int32)
-        _lanes_to_one_place_kernel[(1,)](out)
-        return out
-
-    with pytest.raises(AssertionError, match="a race"):
-        in_every_order(run)
-
-
-def test_a_sum_by_float_atomics_is_found():
-    x = torch.tensor([1e8, 1.0, -1e8, 1.0], dtype=torch.float32)
-
-    def run() -> torch.Tensor:
-        out = torch.zeros(1)
-        _sum_by_atomics_kernel[(4,)](x, out)
-        return out
-
-    with pytest.raises(AssertionError, match="a race"):
-        in_every_order(run)
+        in_every_order(lambda: run(kernel, programs, *inputs))
 
 
 def test_a_kernel_without_a_race_passes():
-    x = torch.arange(5.0)
-
-    def run() -> torch.Tensor:
-        out = torch.zeros(5)
-        _own_place_kernel[(5,)](x, out)
-        return out
-
-    assert in_every_order(run).tolist() == [0, 2, 4, 6, 8]
+    assert in_every_order(lambda: run(_own_place_kernel, 4, X)).tolist() == [*(2 * X).tolist(), 0, 0, 0, 0]

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -107,19 +106,6 @@ class TestBesideTheNativeCore:
             assert_same_masses(mine, native)
             mine.check()
 
-    def test_weights_are_those_of_the_formula(self) -> None:
-        with interpreted():
-            replay = filled(beta=0.7, normalize="global")
-            replay.update_priority(replay.ids(), torch.arange(1.0, 1 + len(replay)))
-            batch = replay.sample(40)
-            run: Any = replay.sampler
-            masses = run.masses(replay.storage.locate(batch["index"]))
-        # The first row has the smallest priority and may be drawn.
-        expected = (float(masses.min()) / masses) ** 0.7
-        ratio = batch["weight"].double() / expected
-        assert torch.allclose(ratio, ratio[0].expand_as(ratio), rtol=1e-6)
-        assert float(batch["weight"].max()) <= 1
-
     def test_clear_forgets_priorities(self) -> None:
         with interpreted():
             replay = filled()
@@ -136,18 +122,6 @@ class TestBesideTheNativeCore:
     def test_the_cases_of_the_conformance_suite(self, number: str) -> None:
         with interpreted():
             case(number).check(ours.adapter())
-
-    @pytest.mark.thorough
-    def test_many_updates_leave_no_drift(self) -> None:
-        with interpreted():
-            replay = filled(capacity=90, steps=30, alpha=1.0, eps=0.0)
-            ids, generator = replay.ids(), np.random.default_rng(0)
-            for _ in range(20):
-                replay.update_priority(ids[generator.permutation(len(ids))], 10 ** generator.uniform(-8, 8, len(ids)))
-            replay.update_priority(ids, np.full(len(ids), 1e-2))
-            run: Any = replay.sampler
-            assert float(run.tree.total()) == pytest.approx(1e-2 * len(ids), rel=1e-12)
-            replay.check()
 
 
 class TestFaults:

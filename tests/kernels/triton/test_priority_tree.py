@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from relive.replay.ring import Ring
 from relive.storage import LocalAllocator
-from tests.kernels.tree_histories import HUGE, TINY, History, check_history, histories
+from tests.kernels.tree_histories import TINY
 from tests.kernels.triton.interpreter import in_every_order
 from tests.tiers import select
 
@@ -22,7 +20,7 @@ pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'
 import triton
 import triton.language as tl
 
-from relive.kernels.priority import NativeTree, importance_weights
+from relive.kernels.priority import NativeTree
 from relive.kernels.triton import priority_tree
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
@@ -42,12 +40,6 @@ def make_tree(priorities: Any) -> TritonTree:
 
 def stream(seed: int = 0) -> DeviceStream:
     return DeviceStream(seed, CPU)
-
-
-@pytest.fixture
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use few programs, because under the interpreter the time of many draws depends on the number of programs."""
-    monkeypatch.setattr(priority_tree, "DRAW_BLOCK", 1024)
 
 
 class TestSums:
@@ -85,24 +77,6 @@ class TestSums:
         assert torch.equal(sums, tree._sums)
         assert torch.equal(least, tree._minima)
 
-    @pytest.mark.thorough
-    def test_many_updates_leave_no_drift(self) -> None:
-        num_leaves, generator = 1 << 13, np.random.default_rng(10)
-        brute, tree = np.zeros(num_leaves), TritonTree(num_leaves, CPU)
-        tree.smallest()
-        for _ in range(40):
-            leaves = generator.integers(0, num_leaves, 500)
-            priorities = 10 ** generator.uniform(-8, 8, 500)
-            brute[leaves] = priorities
-            tree.set(torch.from_numpy(leaves), torch.from_numpy(priorities))
-        assert np.array_equal(tree.leaves_view().numpy(), brute)
-        assert tree.check() == 0
-        assert float(tree.smallest()) == brute[brute > 0].min()
-        large = np.flatnonzero(brute > 1e-4)
-        tree.set(torch.from_numpy(large), 0.0)
-        brute[large] = 0
-        assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-12)
-
     @pytest.mark.parametrize("count", select(40, of=[40, 513, 1500]))
     def test_the_last_priority_of_a_repeated_leaf_counts_as_in_the_native_core(self, count: int) -> None:
         generator = np.random.default_rng(count)
@@ -116,17 +90,6 @@ class TestSums:
         assert tree._stamps.count_nonzero() == 0
         assert tree.check() == 0
 
-    def test_strided_arguments_are_read_right(self) -> None:
-        tree = TritonTree(40, CPU)
-        tree.set(torch.arange(40)[::2], doubles(range(40))[::2])
-        assert tree.get(torch.arange(40)[::4]).tolist() == list(range(0, 40, 4))
-        assert tree.get(torch.arange(40)[1::2]).count_nonzero() == 0
-
-    def test_no_leaves_change_nothing(self) -> None:
-        tree = make_tree([1.0, 2.0])
-        tree.set(torch.empty(0, dtype=torch.int64), doubles([]))
-        assert tree.leaves_view().tolist() == [1, 2]
-
     def test_an_update_is_the_same_in_every_order_of_lanes(self) -> None:
         leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
 
@@ -137,39 +100,6 @@ class TestSums:
 
         masses, _ = in_every_order(run, 3)
         assert masses[[2, 5, 9]].tolist() == [5, 6, 4]
-
-
-class TestScale:
-    """Priorities from the smallest denormal to the largest double."""
-
-    @pytest.mark.parametrize("value", select(HUGE, TINY, of=[HUGE, 1e308, 1e200, 1e-200, 1e-308, 1e-320, TINY]))
-    def test_equal_priorities_of_any_size_are_equally_likely(self, value: float) -> None:
-        assert make_tree([value] * 100).draw(100, stream()).tolist() == list(range(100))
-
-    @pytest.mark.thorough
-    def test_a_tree_switches_between_tiny_and_huge_priorities(self) -> None:
-        tree, everything = TritonTree(100, CPU), torch.arange(100)
-        tree.smallest()
-        for value in (1.0, HUGE, TINY, 1e-8, 1e-320, HUGE, 1.0, 0.0, 1e-310, 0.0, 1.0):
-            tree.set(everything[:50], value)
-            tree.set(everything[50:], value)
-            assert tree.check() == 0
-            assert float(tree.smallest()) == (value or math.inf)
-            if value:
-                assert tree.draw(100, stream()).tolist() == everything.tolist()
-
-    def test_huge_priorities_outweigh_tiny_ones(self) -> None:
-        tree = make_tree([TINY] * 50 + [HUGE] + [TINY] * 50)
-        assert (tree.draw(100, stream()) == 50).all()
-        tree.set(torch.tensor([50]), 0.0)
-        assert len(tree.draw(100, stream()).unique()) == 100
-        assert float(tree.total()) == pytest.approx(100 * TINY)
-
-    def test_the_total_is_infinite_beyond_float64(self) -> None:
-        tree = make_tree([1e308] * 3)
-        assert float(tree.total()) == math.inf
-        tree.set(torch.tensor([0, 1]), 1.0)
-        assert float(tree.total()) == 1e308
 
 
 @triton.jit
@@ -194,42 +124,6 @@ class TestDraws:
         launch(sums, points, leaves, tree.num_leaves, tree._levels, len(sums) - 1, BLOCK=1024)
         assert (tree.get(leaves) > 0).all()
 
-    @pytest.mark.thorough
-    @pytest.mark.usefixtures("_few_programs")
-    @pytest.mark.parametrize("values", [(1e-320, 1e308), (1e-8, 1e8), (0.1, 0.3), (1e-300, TINY), (HUGE, 1.0)], ids=str)
-    def test_zero_leaves_are_never_drawn(self, values: tuple[float, ...]) -> None:
-        priorities = np.random.default_rng(1).choice((0.0, 0.0, *values), 3000)
-        # With zeros at the end, rounding could select a leaf past the last positive one.
-        priorities[-200:] = 0
-        tree, source = make_tree(priorities), stream(3)
-        leaves = torch.cat([tree.draw(1000, source) for _ in range(10)])
-        assert (tree.get(leaves) > 0).all()
-
-    @pytest.mark.usefixtures("_few_programs")
-    def test_draws_follow_the_priorities(self) -> None:
-        tree, source = make_tree([k for k in (1, 5, 0, 2, 3, 7) for _ in range(20)]), stream(5)
-        assert self.statistic(tree, source, 20) < 5
-        tree.set(torch.arange(20), 9.0)
-        assert self.statistic(tree, source, 20) < 5
-
-    @pytest.mark.usefixtures("_few_programs")
-    def test_the_test_of_draws_notices_wrong_priorities(self) -> None:
-        tree = make_tree([1.0] * 120)
-        # The sums are not rebuilt, so they are wrong.
-        tree.leaves_view()[:60] *= 1.5
-        assert self.statistic(tree, stream(5), 20) > 5
-
-    @staticmethod
-    def statistic(tree: TritonTree, source: DeviceStream, batches: int) -> float:
-        """Return by how many standard deviations χ² of independent draws exceeds its mean."""
-        seen = torch.cat([tree.draw(1000, source) for _ in range(batches)]).bincount(minlength=tree.num_leaves)
-        expected = tree.leaves_view() / tree.leaves_view().sum() * seen.sum()
-        drawable = expected > 0
-        assert seen[~drawable].sum() == 0
-        freedom = int(drawable.sum()) - 1
-        chi_squared = float(((seen - expected)[drawable] ** 2 / expected[drawable]).sum())
-        return (chi_squared - freedom) / math.sqrt(2 * freedom)
-
     def test_programs_in_any_order_draw_and_weigh_the_same(self) -> None:
         tree = make_tree(np.random.default_rng(0).random(500))
         for by_smallest in (False, True):
@@ -242,25 +136,6 @@ class TestDraws:
             (leaves, _), (others, _), numbers = in_every_order(run, 3)
             assert numbers[1:9].tolist() == [2, 2, 2, 2, 1, 1, 1, 0]
             assert leaves[:50].tolist() != others.tolist()
-
-    def test_the_batch_and_all_leaves_normalise_weights(self) -> None:
-        priorities = np.random.default_rng(1).random(400) + 1e-3
-        tree = make_tree(priorities)
-        for beta in (0.0, 0.4, 1.0):
-            for by_smallest in (False, True):
-                leaves, weights = tree.draw_weighted(70, stream(2), beta, by_smallest)
-                masses = tree.get(leaves)
-                smallest = float(tree.smallest()) if by_smallest else float(masses.min())
-                assert torch.allclose(weights, importance_weights(masses, smallest, beta), rtol=1e-6, atol=0)
-                assert by_smallest or float(weights.max()) == 1
-
-    def test_weights_of_tiny_and_huge_priorities_are_positive(self) -> None:
-        tree = make_tree([TINY, HUGE, HUGE, HUGE])
-        for beta in (0.4, 1.0, 3.0):
-            _, weights = tree.draw_weighted(8, stream(), beta, True)
-            expected = importance_weights(doubles([HUGE] * 8), TINY, beta)
-            assert torch.allclose(weights, expected, rtol=1e-6, atol=0)
-            assert (weights > 0).all()
 
     def test_a_tree_of_zeros_draws_leaves_inside(self) -> None:
         leaves = TritonTree(1001, CPU).draw(40, stream())
@@ -345,11 +220,3 @@ class TestAccepting:
         tree.set_written_slots(slots, is_changed, kind, 1.0, 0.5)
         assert tree.leaves_view().tolist() == [0.0, 9.5, 0.0, 2.0, 2.0, 2.0, 9.5, *[2.0] * 13]
         assert tree.check() == 0
-
-
-@pytest.mark.thorough
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(histories(max_leaves=300, max_batches=4), st.integers(1, 40), st.booleans())
-def test_any_history_agrees_with_priorities_on_a_line(history: History, count: int, keeps_smallest: bool) -> None:
-    tree = TritonTree(history[0], CPU)
-    check_history(tree, history, count, stream(1), keeps_smallest=keeps_smallest, error=0.0)

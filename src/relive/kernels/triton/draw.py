@@ -1,19 +1,16 @@
 """Uniform sampling of transitions in one launch, without scanning all slots or environments.
 
-Each draw first selects an environment in proportion to its number of transitions: by totals of groups of environments,
-which writes maintain, then by the counts within a group. Then it tries random rows of that environment until one is a
-transition. At least about one row in three is a transition, because at most a reset and a cut separate two of them, so
-few attempts are needed. All transitions are equally likely.
-"""
+Each draw takes three steps, after which all transitions are equally likely:
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
+1. Select a group of environments in proportion to its total, which writes maintain.
+2. Select an environment of the group in proportion to its number of transitions.
+3. Try random rows of this environment until one is a transition. Few attempts are needed: between two transitions lie
+   at most a reset row and the final row of a cut, so about one row in three is a transition, or more.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -93,12 +90,11 @@ class RowDrawer:
     """Draws slots of transitions from rings. `totals` are the counts of transitions by groups of environments."""
 
     def __init__(self, rings: Rings, totals: torch.Tensor) -> None:
-        self._rings, self._totals = rings, totals
-        self._constants: dict[str, Any] = {
-            "GROUP": group_size(rings.num_envs), "GROUPS": len(totals),
-            "num_warps": 4 if rings.num_envs <= 4096 else 16, "enable_fp_fusion": False,
-        }  # fmt: skip
-        self._launches: dict[tuple[int, int], Launch] = {}
+        state = rings.kind, rings.head, rings.open, rings.floor, rings.count, totals
+        self._launch = Launch(
+            draw_rows_kernel, (*state, rings.slots, rings.num_envs, rings.num_sampleable),
+            GROUP=group_size(rings.num_envs), GROUPS=len(totals), num_warps=4 if rings.num_envs <= 4096 else 16,
+        )  # fmt: skip
 
     def draw(self, stream: torch.Tensor, rows: int) -> torch.Tensor:
         """Draw flat slots of transitions [rows], uniformly with replacement. An empty ring gives arbitrary slots."""
@@ -107,14 +103,5 @@ class RowDrawer:
             part = out if rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]
             count = min(rows - start, MAX_DRAWS)
             block, programs = draw_blocks(count, BLOCK)
-            key = block, stream.data_ptr()
-            launch = self._launches.get(key) or self._bind(key, stream)
-            launch(stream, (programs, 1, 1), part, count)
+            self._launch(stream, (programs, 1, 1), part, count, stream, BLOCK=block)
         return out
-
-    def _bind(self, key: tuple[int, int], stream: torch.Tensor) -> Launch:
-        rings = self._rings
-        fixed = stream, rings.kind, rings.head, rings.open, rings.floor, rings.count, self._totals
-        sizes = rings.slots, rings.num_envs, rings.num_sampleable
-        self._launches[key] = launch = Launch(draw_rows_kernel, (*fixed, *sizes), {**self._constants, "BLOCK": key[0]})
-        return launch

@@ -1,13 +1,9 @@
 """Launches of kernels on the device of their tensors, and a small kernel that tests whether Triton works there."""
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +16,7 @@ INTERPRETED: bool = bool(knobs.runtime.interpret)
 MAX_INTERPRETED = 1024
 """Maximum number of items per program under the interpreter."""
 OPTIONS = {"enable_fp_fusion": False}
+"""Options of every launch. Products are rounded before they are added, as in the native core."""
 SIZES = (
     "slots", "num_envs", "size", "num_sampleable", "writers", "steps", "rows", "count", "num_leaves", "root", "levels",
     "start", "length", "n", "before", "after",
@@ -30,28 +27,36 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16:
 
 
 class Launch:
-    """A kernel bound to its constants and to fixed arguments.
+    """A kernel bound to fixed arguments.
 
     The parameters of a kernel are the arguments of each call, then the fixed arguments, then the constants. Addresses
-    are passed as integers to keep the host time of a call low. A kernel is compiled once for addresses that are all
-    divisible by 16, and once for other addresses. The dtype of an argument must be the same in every call. The names
-    of integer parameters must be in `SIZES`, and the kernel must declare their types.
+    are passed as integers to keep the host time of a call low. A kernel is compiled for each combination of constants,
+    once for addresses that are all divisible by 16, and once for other addresses. The dtype of an argument must be the
+    same in every call. The names of integer parameters must be in `SIZES`, and the kernel must declare their types.
     """
 
     def __init__(
-        self, kernel: Any, fixed: tuple[Any, ...], constants: Mapping[str, Any],
-        words: tuple[tuple[torch.Tensor, ...], ...] = (),
+        self, kernel: Any, fixed: tuple[Any, ...] = (), words: tuple[tuple[torch.Tensor, ...], ...] = (),
+        **constants: Any,
     ) -> None:  # fmt: skip
-        """Bind a kernel. The i-th argument of a call is a tuple of tensors, viewed in the dtypes of `words[i]`."""
-        self._kernel, self._fixed, self._constants, self._words = kernel, fixed, constants, words
-        self._rest = *map(_to_address, fixed), *(constants[name] for name in kernel.arg_names if name in constants)
-        self._compiled: dict[bool, Any] = {}
-        """Compiled kernels by whether all addresses of a call are divisible by 16."""
+        """Bind a kernel. The i-th argument of a call is a tuple of tensors, viewed in the dtypes of `words[i]`.
 
-    def __call__(self, device_tensor: torch.Tensor, grid: tuple[int, int, int], *arguments: Any) -> None:
-        """Launch on the device of `device_tensor`, on its current stream. Triton alone would use the current device."""
+        `constants` are constants of the kernel and options of its launches that do not vary between calls.
+        """
+        self._kernel, self._fixed, self._words, self._constants = kernel, fixed, words, OPTIONS | constants
+        self._fixed_addresses = tuple(map(_to_address, fixed))
+        self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        """Compiled kernels and their last arguments, by whether addresses are aligned and the constants of a call."""
+
+    def __call__(
+        self, device_tensor: torch.Tensor, grid: tuple[int, int, int], *arguments: Any, **constants: Any
+    ) -> None:
+        """Launch on the device of `device_tensor`, on its current stream. Triton alone would use the current device.
+
+        `constants` are the other constants of the kernel, in the same order in every call.
+        """
         if INTERPRETED:
-            self._kernel[grid](*self.as_words(arguments), *self._fixed, **self._constants)
+            self._kernel[grid](*self.as_words(arguments), *self._fixed, **self._constants, **constants)
             return
         plain, low_bits = [], 0
         for argument in arguments:
@@ -66,22 +71,28 @@ class Launch:
                 address = argument.data_ptr()
                 low_bits |= address
                 plain.append(address)
-        is_aligned = low_bits % 16 == 0
+        key = low_bits % 16 == 0, *constants.values()
         with torch.cuda.device_of(device_tensor):
-            compiled = self._compiled.get(is_aligned)
+            compiled = self._compiled.get(key)
             if compiled is None:
-                compiled = self._compiled[is_aligned] = self._compile(is_aligned, arguments)
-            compiled[grid](*plain, *self._rest)
+                compiled = self._compiled[key] = self._compile(low_bits % 16 == 0, arguments, constants)
+            kernel, rest = compiled
+            kernel[grid](*plain, *rest)
 
     def as_words(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments of a call with tensors viewed as words."""
         views = (tuple(map(as_words, tensors, like)) for tensors, like in zip(arguments, self._words, strict=False))
         return *views, *arguments[len(self._words) :]
 
-    def _compile(self, is_aligned: bool, arguments: tuple[Any, ...]) -> Any:
-        """Compile the kernel for the arguments of a call."""
+    def _compile(
+        self, is_aligned: bool, arguments: tuple[Any, ...], constants: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Compile the kernel for the arguments of a call; return it with its fixed arguments and constants."""
+        constants = self._constants | constants
         pointers = [_to_pointers(argument, 16 if is_aligned else 1) for argument in self.as_words(arguments)]
-        return self._kernel.warmup(*pointers, *map(_to_pointers, self._fixed), grid=(1, 1, 1), **self._constants)
+        kernel = self._kernel.warmup(*pointers, *map(_to_pointers, self._fixed), grid=(1, 1, 1), **constants)
+        values = (constants[name] for name in self._kernel.arg_names if name in constants)
+        return kernel, (*self._fixed_addresses, *values)
 
 
 @dataclass(frozen=True)
@@ -111,16 +122,14 @@ def _to_address(argument: Any) -> Any:
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
 
 
-_launches: dict[Any, Launch] = {}
+@cache
+def _without_fixed_arguments(kernel: Any, device: torch.device) -> Launch:
+    return Launch(kernel)
 
 
 def launch(kernel: Any, device_tensor: torch.Tensor, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel that has no fixed arguments. The `Launch` is cached by kernel, device and constants."""
-    key = kernel, device_tensor.device, *constants.items()
-    bound = _launches.get(key)
-    if bound is None:
-        bound = _launches[key] = Launch(kernel, (), constants)
-    bound(device_tensor, (programs, 1, 1), *arguments)
+    """Launch a kernel that has no fixed arguments."""
+    _without_fixed_arguments(kernel, device_tensor.device)(device_tensor, (programs, 1, 1), *arguments, **constants)
 
 
 def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
@@ -161,4 +170,4 @@ def probe(device: torch.device) -> None:
     if INTERPRETED and isinstance(tl.standard.zeros, triton.JITFunction):
         raise RuntimeError("TRITON_INTERPRET was set after Triton had been imported")
     words = torch.zeros(12, dtype=torch.int32, device=device)
-    launch(probe_kernel, words, 1, (words,), (torch.empty_like(words),), LAYOUTS=((12, 16),), **OPTIONS)
+    launch(probe_kernel, words, 1, (words,), (torch.empty_like(words),), LAYOUTS=((12, 16),))

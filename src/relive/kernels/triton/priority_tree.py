@@ -13,10 +13,6 @@ A change takes a few dependent launches. The first two find the leaves and set t
 each dirty subtree of 16³ leaves, and one program the levels above.
 """
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 import math
@@ -45,7 +41,6 @@ SUBTREE = tl.constexpr(16**SUBTREE_LEVELS)
 """Number of leaves in a subtree."""
 BLOCK = 256
 DRAW_BLOCK = 2 * CELL.value
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 @triton.jit
@@ -171,9 +166,9 @@ def _add_num_true(counter, mask):
 
 @triton.jit(do_not_specialize=SIZES)
 def check_priorities_kernel(
-    index, priority, accepted_leaves, masses, stale, count: tl.int64, stamps, largest, faults, kind, head, is_open,
-    num_leaves: tl.int64, slots: tl.int64, num_envs: tl.int64, num_sampleable: tl.int64,
-    alpha: tl.float64, eps: tl.float64,
+    index, priority, accepted_leaves, masses, stale, count: tl.int64, alpha: tl.float64, eps: tl.float64,
+    kind, head, is_open, slots: tl.int64, num_envs: tl.int64, num_sampleable: tl.int64,
+    stamps, largest, faults, num_leaves: tl.int64,
     BY_ID: tl.constexpr, TRANSFORMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Check priorities, compute leaves and masses, and stamp each leaf with its last position in `index`.
@@ -222,7 +217,7 @@ def set_masses_kernel(accepted_leaves, masses, count: tl.int64, leaves, stamps, 
 
 @triton.jit(do_not_specialize=SIZES)
 def set_written_slots_kernel(
-    changed_slots, is_changed, count: tl.int64, kind, leaves, dirty, largest, alpha: tl.float64, eps: tl.float64,
+    changed_slots, is_changed, count: tl.int64, kind, alpha: tl.float64, eps: tl.float64, leaves, dirty, largest,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Set the leaves of slots that a write changed: transitions to the mass of the largest priority, others to zero."""
@@ -351,12 +346,20 @@ class TritonTree:
         """Numbers of invalid priorities, of leaves outside the tree or ids never issued, and of draws of zeros only."""
         self._keeps_minima = False
         """Whether updates maintain the minima, which costs time: they do from the first use of the minima on."""
-        self._launches: dict[Any, Launch] = {}
-
-    def _bind(self, key: Any, kernel: Any, fixed: tuple[Any, ...], **constants: Any) -> Launch:
-        """Bind a kernel to its fixed arguments and cache the launch under `key`."""
-        self._launches[key] = launch = Launch(kernel, fixed, {**OPTIONS, **constants})
-        return launch
+        leaves, sums, minima, dirty = self._leaves, self._sums, self._minima, self._dirty
+        self._checks: dict[torch.dtype, Launch] = {}
+        """Launches of `check_priorities_kernel` by the dtype of the priorities."""
+        self._set_masses = Launch(set_masses_kernel, (leaves, self._stamps, dirty))
+        self._set_written = Launch(set_written_slots_kernel, (leaves, dirty, self.largest))
+        sizes = num_leaves, self._size
+        levels = min(self._levels, SUBTREE_LEVELS)
+        self._renew_subtrees = Launch(renew_subtrees_kernel, (leaves, sums, minima, dirty, *sizes), LEVELS=levels)
+        self._renew_top = Launch(renew_top_kernel, (sums, minima, *sizes, self._levels), BLOCK=BLOCK, num_warps=8)
+        self._draw_leaves = Launch(
+            prioritized_draw_kernel,
+            (leaves, sums, minima, self.faults, num_leaves, self._levels, self._size - 1, self._size),
+        )
+        self._compute_weights = Launch(weights_kernel)
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         if not isinstance(priorities, torch.Tensor):
@@ -384,71 +387,43 @@ class TritonTree:
         Transitions get the mass of the largest priority, all other slots zero. `kind` are the kinds of all slots.
         """
         count = len(changed_slots)
-        if not count:
-            return
-        block, programs = blocks(count, BLOCK)
-        key = "written", alpha, eps, block, kind.data_ptr()
-        set_written = self._launches.get(key) or self._bind(
-            key, set_written_slots_kernel, (kind, self._leaves, self._dirty, self.largest, alpha, eps), BLOCK=block
-        )
-        set_written(kind, (programs, 1, 1), changed_slots, is_changed, count)
-        self._renew()
+        if count:
+            block, programs = blocks(count, BLOCK)
+            arguments = changed_slots, is_changed, count, kind, float(alpha), float(eps)
+            self._set_written(kind, (programs, 1, 1), *arguments, BLOCK=block)
+            self._renew()
 
     def _update(
         self, index: torch.Tensor, priority: torch.Tensor, ring: Ring | None, alpha: float, eps: float, *,
         transforms: bool,
     ) -> torch.Tensor:  # fmt: skip
-        count, leaves = len(index), self._leaves
-        stale = torch.zeros((), dtype=torch.int64, device=self._device)
+        count, device = len(index), self._device
+        stale = torch.zeros((), dtype=torch.int64, device=device)
         if not count:
             return stale
         index, priority = index.contiguous(), priority.contiguous()
-        accepted_leaves = torch.empty_like(index)
-        masses = torch.empty(count, dtype=torch.float64, device=self._device)
-        block, programs = blocks(count, BLOCK)
-        key = alpha, eps, transforms, priority.dtype, block, None if ring is None else ring.kind.data_ptr()
-        check = self._launches.get(key)
+        accepted_leaves, masses = torch.empty_like(index), torch.empty(count, dtype=torch.float64, device=device)
+        check = self._checks.get(priority.dtype)
         if check is None:
-            # Without a ring the kernel reads neither the state nor the sizes, so placeholders are passed.
-            state = (self._dirty, self.faults, self._dirty) if ring is None else (ring.kind, ring.head, ring.open)
-            sizes = (1, 1, 1) if ring is None else (*ring.kind.shape, ring.num_sampleable)
-            fixed = (
-                self._stamps,
-                self.largest.view(torch.int64),
-                self.faults,
-                *state,
-                self.num_leaves,
-                *sizes,
-                alpha,
-                eps,
-            )
-            check = self._bind(
-                key, check_priorities_kernel, fixed, BY_ID=ring is not None, TRANSFORMS=transforms, BLOCK=block
-            )
-        check(leaves, (programs, 1, 1), index, priority, accepted_leaves, masses, stale, count)
-        key = "set", block
-        set_masses = self._launches.get(key) or self._bind(
-            key, set_masses_kernel, (leaves, self._stamps, self._dirty), BLOCK=block
-        )
-        set_masses(leaves, (programs, 1, 1), accepted_leaves, masses, count)
+            fixed = self._stamps, self.largest.view(torch.int64), self.faults, self.num_leaves
+            check = self._checks[priority.dtype] = Launch(check_priorities_kernel, fixed)
+        # Without a ring the kernel reads neither the state nor the sizes, so placeholders are passed.
+        state = (self._dirty, self.faults, self._dirty) if ring is None else (ring.kind, ring.head, ring.open)
+        sizes = (1, 1, 1) if ring is None else (ring.slots, ring.num_envs, ring.num_sampleable)
+        block, programs = blocks(count, BLOCK)
+        check(
+            index, (programs, 1, 1), index, priority, accepted_leaves, masses, stale, count, float(alpha), float(eps),
+            *state, *sizes, BY_ID=ring is not None, TRANSFORMS=transforms, BLOCK=block,
+        )  # fmt: skip
+        self._set_masses(index, (programs, 1, 1), accepted_leaves, masses, count, BLOCK=block)
         self._renew()
         return stale
 
     def _renew(self) -> None:
         """Recompute dirty subtrees and the levels above them."""
-        sums, minima, sizes = self._sums, self._minima, (self.num_leaves, self._size)
-        has_minima = self._keeps_minima
-        renew = self._launches.get(("renew", has_minima)) or self._bind(
-            ("renew", has_minima), renew_subtrees_kernel, (self._leaves, sums, minima, self._dirty, *sizes),
-            LEVELS=min(self._levels, SUBTREE_LEVELS), HAS_MINIMA=has_minima,
-        )  # fmt: skip
-        renew(sums, (self._subtrees, 1, 1))
+        self._renew_subtrees(self._sums, (self._subtrees, 1, 1), HAS_MINIMA=self._keeps_minima)
         if self._levels > SUBTREE_LEVELS:
-            top = self._launches.get(("top", has_minima)) or self._bind(
-                ("top", has_minima), renew_top_kernel, (sums, minima, *sizes, self._levels), HAS_MINIMA=has_minima,
-                BLOCK=BLOCK, num_warps=8,
-            )  # fmt: skip
-            top(sums, (1, 1, 1))
+            self._renew_top(self._sums, (1, 1, 1), HAS_MINIMA=self._keeps_minima)
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
         return self._leaves.index_select(0, leaves)
@@ -480,9 +455,7 @@ class TritonTree:
         leaves, priorities = self._draw(count, random, beta, weights if by_smallest else None)
         if count and not by_smallest:
             block, programs = blocks(count, BLOCK)
-            key = "weights", block
-            compute_weights = self._launches.get(key) or self._bind(key, weights_kernel, (), BLOCK=block)
-            compute_weights(priorities, (programs, 1, 1), priorities, weights, count, beta)
+            self._compute_weights(priorities, (programs, 1, 1), priorities, weights, count, beta, BLOCK=block)
         return leaves, weights
 
     def _draw(
@@ -496,14 +469,10 @@ class TritonTree:
             part = out if count <= MAX_DRAWS else tuple(each[start : start + MAX_DRAWS] for each in out)
             rows = min(count - start, MAX_DRAWS)
             block, programs = draw_blocks(rows, DRAW_BLOCK)
-            key = weights is None, block, numbers.data_ptr()
-            launch = self._launches.get(key) or self._bind(
-                key, prioritized_draw_kernel,
-                (numbers, self._leaves, self._sums, self._minima, self.faults,
-                 self.num_leaves, self._levels, self._size - 1, self._size),
+            self._draw_leaves(
+                numbers, (programs, 1, 1), *part, start, rows, count, beta, numbers,
                 HAS_WEIGHTS=weights is not None, BLOCK=block,
             )  # fmt: skip
-            launch(numbers, (programs, 1, 1), *part, start, rows, count, beta)
         return leaves, priorities
 
     def leaves_view(self) -> torch.Tensor:

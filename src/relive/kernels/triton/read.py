@@ -4,10 +4,6 @@ A row is given by its flat slot; a slot of -1 reads zeros. A leaf has a layout (
 row at which the leaf is read.
 """
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,8 +31,6 @@ from relive.kernels.triton.rings import (
     step_back,
     step_forward,
 )
-
-OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
 AT_ROW = tl.constexpr(0)
 """Anchor of a leaf that is read at the drawn row."""
@@ -205,44 +199,35 @@ class RowReader:
         self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, LeafLayout]] = ()
     ) -> None:
         """Bind the leaves to read. `rewards` are flat float tensors with their layouts, to be summed over n steps."""
-        self._rings, self._launches = rings, dict[tuple[bool, int, int], Launch]()
-        self._words = tuple(source.leaf.words for source in sources)
-        self._layouts = tuple(source.leaf.layout for source in sources)
-        self._anchors = tuple(source.anchor for source in sources)
-        self._rewards, self._reward_layouts = tuple(r for r, _ in rewards), tuple(layout for _, layout in rewards)
+        layouts = tuple(source.leaf.layout for source in sources)
+        self._reward_layouts = tuple(layout for _, layout in rewards)
+        self._placeholder = rings.head
         pieces, self._pieces = [], 1
-        for layout in self._layouts:
+        for layout in layouts:
             is_cut = layout[0] > CHUNK
             pieces.append(self._pieces if is_cut else 0)
             self._pieces += triton.cdiv(layout[0], CHUNK) if is_cut else 0
-        self._first_pieces = tuple(pieces)
+        words = tuple(source.leaf.words for source in sources)
+        fixed = words, tuple(reward for reward, _ in rewards) or (rings.head,)
+        state = rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rings.size
+        self._launch = Launch(
+            read_kernel, (*fixed, *state), (words,), LAYOUTS=layouts,
+            ANCHORS=tuple(source.anchor for source in sources), FIRST_PIECES=tuple(pieces), CHUNK=CHUNK, num_warps=2,
+        )  # fmt: skip
 
     def read(
         self, slots: torch.Tensor, outs: Sequence[torch.Tensor], ids: torch.Tensor | None = None, *, length: int = 1,
         n: int = 0, gamma: float = 0.0, sums: Sequence[torch.Tensor] = (), discount: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Fill `outs`, in the order of the sources. `length` is the number of steps per sequence in `slots`."""
-        rings, rows = self._rings, slots.numel()
+        rows = slots.numel()
         block, programs = blocks(rows, 16 if self._pieces == 1 else 8)
-        max_steps = 1 << (n - 1).bit_length() if n else 0
-        key = ids is not None, max_steps, block
-        launch = self._launches.get(key) or self._bind(key)
-        launch(
-            slots, (programs, self._pieces, 1), tuple(outs), slots, tuple(sums) or (rings.head,),
+        self._launch(
+            slots, (programs, self._pieces, 1), tuple(outs), slots, tuple(sums) or (self._placeholder,),
             slots if ids is None else ids, slots if discount is None else discount, rows, length, n, float(gamma),
+            REWARDS=self._reward_layouts if n else (), HAS_IDS=ids is not None,
+            STEPS=1 << (n - 1).bit_length() if n else 0, BLOCK=block,
         )  # fmt: skip
-
-    def _bind(self, key: tuple[bool, int, int]) -> Launch:
-        rings, (has_ids, steps, block) = self._rings, key
-        fixed = self._words, self._rewards or (rings.head,), rings.kind, rings.first, rings.head, rings.open
-        constants = {
-            "LAYOUTS": self._layouts, "ANCHORS": self._anchors, "FIRST_PIECES": self._first_pieces,
-            "REWARDS": self._reward_layouts if steps else (), "HAS_IDS": has_ids, "STEPS": steps, "CHUNK": CHUNK,
-            "BLOCK": block, **OPTIONS,
-        }  # fmt: skip
-        launch = Launch(read_kernel, (*fixed, rings.slots, rings.num_envs, rings.size), constants, (self._words,))
-        self._launches[key] = launch
-        return launch
 
 
 class TritonGather:

@@ -4,10 +4,6 @@ Slots are computed as in `replay/ring.py`. Flat slots and rows are int64. Leaves
 which are integers of at most eight bytes, whatever their dtype is.
 """
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -6,10 +6,6 @@ draws new numbers at every replay. Random bits are computed with integers only, 
 same ones.
 """
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -19,7 +15,7 @@ import triton
 import triton.language as tl
 
 from relive.errors import verify
-from relive.kernels.triton.launching import OPTIONS, SIZES, blocks, launch
+from relive.kernels.triton.launching import SIZES, blocks, launch
 from relive.rng import Randomness
 
 if TYPE_CHECKING:
@@ -80,7 +76,7 @@ def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
     out = torch.empty(count, dtype=torch.float64, device=stream.device)
     for part in out.split(MAX_DRAWS):
         block, programs = draw_blocks(len(part), 256)
-        launch(uniform_kernel, stream, programs, stream, part, len(part), BLOCK=block, **OPTIONS)
+        launch(uniform_kernel, stream, programs, stream, part, len(part), BLOCK=block)
     return out
 
 

@@ -1,9 +1,5 @@
 """Windows of steps around rows, for sequences: one launch finds flat slots [B, L] and their masks."""
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -126,5 +122,5 @@ def find_windows(rings: Rings, flat_slots: torch.Tensor, before: int, after: int
     launch(
         windows_kernel, flat_slots, programs, flat_slots, out.slots, out.mask, out.train, out.is_first, out.ids,
         rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rows, before, after,
-        CROSS=cross, BLOCK=block, **tiles, num_warps=4 if widest <= 512 else 16, enable_fp_fusion=False,
+        CROSS=cross, BLOCK=block, **tiles, num_warps=4 if widest <= 512 else 16,
     )  # fmt: skip

@@ -5,10 +5,6 @@ each step a program first reads the state (heads, kinds, pending observations), 
 that all warps read the same state.
 """
 
-# Jitted functions are Triton's language, which pyright takes for Python.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -157,19 +153,9 @@ def _as_byte(like, number):
 
 @triton.jit
 def _store_changes(
-    changed_slots,
-    is_changed,
-    item,
-    steps,
-    writers,
-    inside,
-    expiring,
-    expires,
-    slot,
-    is_new,
-    next_expiring,
-    next_expires,
-):
+    changed_slots, is_changed, item, steps, writers, inside,
+    expiring, expires, slot, is_new, next_expiring, next_expires,
+):  # fmt: skip
     """Store the slots that became transitions or are no longer transitions."""
     for i in tl.static_range(GROUPS):
         position = item + (item * 0 + i) * steps * writers
@@ -205,7 +191,7 @@ def write_kernel(
     obs, next_obs, rest, kind, first, head, is_open, resetting, count, totals, broken, unknown_envs,
     slots: tl.int64, num_envs: tl.int64, size: tl.int64, num_sampleable: tl.int64,
     OBS: tl.constexpr, REST: tl.constexpr, TERMINATED: tl.constexpr, TRUNCATED: tl.constexpr,
-    NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr, HAS_ENVS: tl.constexpr, TRACKS_CHANGES: tl.constexpr,
+    NEXT_STEP: tl.constexpr, STORES_NEXT_OBS: tl.constexpr, HAS_ENVS: tl.constexpr, TRACKS_CHANGES: tl.constexpr,
     HAS_HISTORY: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store steps [steps, writers] of all environments or of `envs`; invalid environments are skipped."""
@@ -233,12 +219,12 @@ def write_kernel(
         next_slot = step_forward(slot, 1, num_envs, size)
         expiring, expires = _find_expiring(kind, row, slot, starts, slots, num_envs, size, num_sampleable)
         # With stored next observations a step writes one row and no pending row, so only one old row expires.
-        has_next = valid & (position < 0) if KEEPS_NEXT else valid
+        has_next = valid & (position < 0) if STORES_NEXT_OBS else valid
         next_expiring, next_expires = _find_expiring(
             kind, row + 1, next_slot, has_next, slots, num_envs, size, num_sampleable
         )
         ends = _load_ends(input_rest[TERMINATED], input_rest[TRUNCATED], item, valid) & ~is_reset
-        is_closed = position < 0 if NEXT_STEP or KEEPS_NEXT else ends
+        is_closed = position < 0 if NEXT_STEP or STORES_NEXT_OBS else ends
         tl.debug_barrier()
         if HAS_HISTORY:
             tl.store(kind + expiring, _as_byte(env, HISTORY), expires)
@@ -250,7 +236,7 @@ def write_kernel(
         tl.store(first + slot, _as_byte(env, 1), starts)
         _store_leaves(obs, slot, input_obs, item, starts, OBS)
         _store_leaves(rest, slot, input_rest, item, valid, REST)
-        if not KEEPS_NEXT:
+        if not STORES_NEXT_OBS:
             tl.store(first + next_slot, is_reset.to(tl.uint8), valid)
             tl.store(kind + next_slot, tl.where(is_closed, FINAL, PENDING).to(tl.uint8), valid)
             has_pending = ~is_closed
@@ -318,7 +304,6 @@ class StepWriter:
         self._rings = rings
         leaves = [[_use_int64_words(leaf) for leaf in group] for group in (obs, rest, next_obs)]
         obs_words, rest_words, next_words = (tuple(leaf.words for leaf in group) for group in leaves)
-        self._words = obs_words, obs_words, rest_words
         self._is_widened = any(
             words.dtype != leaf.words.dtype
             for words, leaf in zip((*obs_words, *rest_words), (*obs, *rest), strict=True)
@@ -326,19 +311,17 @@ class StepWriter:
         layouts = [[leaf.layout for leaf in group] for group in leaves[:2]]
         has_wide_rows = any(layout[0] * layout[2] > MAX_NARROW for group in layouts for layout in group)
         self._per_program = 1 if has_wide_rows else 8
-        self._fixed = (
-            obs_words, next_words or obs_words, rest_words, rings.kind, rings.first, rings.head, rings.open,
-            rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size,
-            rings.num_sampleable,
+        obs_layouts, rest_layouts = (_choose_tiles(group, self._per_program) for group in layouts)
+        self._launch = Launch(
+            write_kernel,
+            (obs_words, next_words or obs_words, rest_words, rings.kind, rings.first, rings.head, rings.open,
+             rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size,
+             rings.num_sampleable),
+            (obs_words, obs_words, rest_words),
+            OBS=obs_layouts, REST=rest_layouts, TERMINATED=flags[0], TRUNCATED=flags[1], NEXT_STEP=next_step,
+            STORES_NEXT_OBS=bool(next_obs), HAS_HISTORY=rings.slots > rings.num_sampleable,
+            GROUP=group_size(rings.num_envs), num_warps=8 if has_wide_rows else 4,
         )  # fmt: skip
-        tiles = dict(zip(("OBS", "REST"), (_choose_tiles(group, self._per_program) for group in layouts), strict=True))
-        self._constants = {
-            **tiles, "TERMINATED": flags[0], "TRUNCATED": flags[1], "NEXT_STEP": next_step,
-            "KEEPS_NEXT": bool(next_obs), "HAS_HISTORY": rings.slots > rings.num_sampleable,
-            "GROUP": group_size(rings.num_envs),
-            "num_warps": 8 if has_wide_rows else 4, "enable_fp_fusion": False,
-        }  # fmt: skip
-        self._launches: dict[tuple[bool, bool, int], Launch] = {}
 
     def write(
         self, obs: InputLeaves, next_obs: InputLeaves, rest: InputLeaves, writers: int, steps: int,
@@ -351,17 +334,13 @@ class StepWriter:
         """
         rings = self._rings
         block, programs = blocks(writers, self._per_program)
-        key = envs is not None, changes is not None, block
-        launch = self._launches.get(key)
-        if launch is None:
-            constants = dict(zip(("HAS_ENVS", "TRACKS_CHANGES", "BLOCK"), key, strict=True))
-            launch = self._launches[key] = Launch(write_kernel, self._fixed, self._constants | constants, self._words)
         if self._is_widened:
             obs, next_obs, rest = (tuple(map(_align, inputs)) for inputs in (obs, next_obs, rest))
         changed_slots, is_changed = (rings.head, rings.kind) if changes is None else changes
-        launch(
+        self._launch(
             rings.kind, (programs, 1, 1), obs, next_obs, rest, rings.head if envs is None else envs,
             changed_slots, is_changed, writers, steps,
+            HAS_ENVS=envs is not None, TRACKS_CHANGES=changes is not None, BLOCK=block,
         )  # fmt: skip
 
 
