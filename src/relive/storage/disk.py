@@ -165,7 +165,7 @@ class DiskAllocator(Allocator):
 
     @contextmanager
     def closed_on_error(self, where: str | None = None) -> Iterator[None]:
-        """Close the folder if the body raises. An OSError becomes a CheckpointError that names a file or the folder."""
+        """Close the folder if the body raises. An OSError becomes a CheckpointError about `where` or the folder."""
         try:
             yield
         except BaseException as error:
