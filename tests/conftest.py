@@ -45,6 +45,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default=default, help="where the tests of tests/devices run (RELIVE_TEST_DEVICE)")
 
 
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+"""Key of all collected tests in the config's stash."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Store the list of all tests before pytest deselects some of them."""
+    config.stash[COLLECTED] = list(items)
+
+
 _totals: list[str] = []
 
 

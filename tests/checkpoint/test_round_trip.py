@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import relive as rl
 from relive.storage.allocator import supports_persistent_memory
@@ -44,32 +41,6 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, bac
             subject.act(other, m)
         assert equal(later, [subject.read(other) for _ in range(3)])
     assert len(list((tmp_path / "manifests").iterdir())) == 2
-
-
-@pytest.mark.thorough
-# The observations of the traffic continue over the ends of episodes, which causes a warning.
-@pytest.mark.filterwarnings("ignore::relive.DataWarning")
-@pytest.mark.parametrize("kind", select("epochs", "distillation", of=KINDS))
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=st.integers(0, 60), after=st.integers(0, 30), reads=st.integers(0, 3))
-def test_the_stream_of_samples_is_that_of_the_uninterrupted_run(
-    kind: str, tmp_path_factory: pytest.TempPathFactory, before: int, after: int, reads: int
-) -> None:
-    subject, path = KINDS[kind], tmp_path_factory.mktemp("root")
-    buffer = subject.make()
-    for n in range(before):
-        subject.act(buffer, n)
-        for _ in range(reads):
-            subject.read(buffer)
-    buffer.save(path)
-    twin: Any = rl.load(path)
-    if hasattr(buffer, "_tests_clock"):
-        twin._tests_clock = buffer._tests_clock.copy()
-    for n in range(before, before + after):
-        for one in (buffer, twin):
-            subject.act(one, n)
-        assert equal(subject.read(buffer), subject.read(twin))
-    assert equal(digest(buffer), digest(twin))
 
 
 def test_only_new_rows_are_written(tmp_path: Path) -> None:
@@ -242,17 +213,6 @@ def test_stacks_and_their_history_are_saved(tmp_path: Path) -> None:
         twin = rl.load(tmp_path, rl.ReplayBuffer)
         ids = replay.ids()
         assert equal(replay[ids].to_dict(), twin[ids].to_dict())
-
-
-def test_the_manifest_is_strict_json_that_anybody_can_read(tmp_path: Path) -> None:
-    replay = make_replay(rl.Prioritized())
-    replay.save(tmp_path)
-    first, body = (tmp_path / "manifests" / "00000001.json").read_bytes().split(b"\n", 1)
-    assert first.startswith(b"recollect 1 ")
-    document = json.loads(body)
-    assert document["kind"] == "ReplayBuffer"
-    assert document["config"]["capacity"] == 24
-    assert document["config"]["sampler"]["name"] == "Prioritized"
 
 
 @pytest.mark.skipif(not supports_persistent_memory(), reason="needs Linux and the native core")

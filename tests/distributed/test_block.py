@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive.distributed.protocol import ServicePlan, pack, to_array, to_tensor, unpack
+from relive.distributed.protocol import ServicePlan, pack, unpack
 from relive.schema.fields import Field
 from tests.distributed.local import make_plan, make_steps
 
@@ -65,8 +65,3 @@ def test_a_block_has_memory_of_its_own() -> None:
     for tensor in tensors:
         tensor.zero_()
     assert all(np.array_equal(*pair) for pair in zip(before, block.leaves, strict=True))
-
-
-def test_numbers_that_numpy_has_not_come_back() -> None:
-    values = torch.tensor([1.5, -2.0, float("inf")], dtype=torch.bfloat16)
-    assert torch.equal(to_tensor([to_array(values), to_array(values[:1])]), torch.cat([values, values[:1]]))

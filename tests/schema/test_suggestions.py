@@ -147,12 +147,6 @@ def test_no_word_of_another_library_hides_a_name_of_ours() -> None:
     assert known >= {"num_envs", "capacity", "num_steps", "obs", "action", "reward", "value", "autoreset", "seed"}
 
 
-@pytest.mark.parametrize("cls", [rl.ReplayBuffer, rl.RolloutBuffer, rl.DistillationBuffer])
-def test_attributes_of_a_buffer_are_as_fast_as_those_of_any_object(cls: type) -> None:
-    # A `__getattr__` slows down every access: `add` takes a fifth longer.
-    assert not hasattr(cls, "__getattr__")
-
-
 def test_wrapped_callables_keep_their_signatures() -> None:
     assert list(inspect.signature(rl.NStep).parameters) == ["n", "gamma"]
     assert "autoreset" in inspect.signature(rl.RolloutBuffer).parameters

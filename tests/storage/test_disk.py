@@ -211,6 +211,17 @@ def test_looking_at_disk_memory_leaves_the_files_as_they_are(tmp_path: Path) -> 
     assert {path.name: path.read_bytes() for path in root.iterdir()} == before
 
 
+def test_a_folder_in_use_is_not_read_before_it_is_locked(tmp_path: Path) -> None:
+    """The process that uses the folder may be in the middle of a commit."""
+    replay = on_disk("uniform", tmp_path)
+    for name in ("commit0", "commit1"):
+        (tmp_path / name).write_bytes(b"half a commit")
+    with pytest.raises(rl.CheckpointError, match="expected one process at a time, got a folder that another process"):
+        rl.load(tmp_path)
+    replay.close()
+    assert len(rl.load(tmp_path)) == 0
+
+
 def test_check_names_a_row_that_the_disk_has_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     replay = rl.ReplayBuffer(20, 3, 1, device=rl.Memory.disk(tmp_path))
     for step in range(10):

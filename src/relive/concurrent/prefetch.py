@@ -29,12 +29,9 @@ class BatchSource(Protocol):
 
 
 def prefetch(
-    replay: BatchSource,
-    batch_size: int,
-    view: View | None = None,
-    depth: int = 2,
+    replay: BatchSource, batch_size: int, view: View | None = None, depth: int = 2,
     device: torch.device | str | None = None,
-) -> Prefetch:
+) -> Prefetch:  # fmt: skip
     """Return an endless iterator over `replay.sample(batch_size, view, device=device)`, up to `depth` batches ahead.
 
     A separate thread calls `sample`: with a seed, and if nothing is added meanwhile, the batches equal those of

@@ -40,15 +40,12 @@ def make_handle(replay: ReplayBuffer) -> Handle:
     if not isinstance(allocator, SharedAllocator):
         remedy = "Make the buffer with device=rl.Memory.shared()."
         raise SchemaError(explain("handle", "a buffer in shared memory", f"a buffer on {replay.device}", remedy))
-    trees = dict(replay._schema.trees)
-    standard_fields = {name: trees.pop(name) for name in ("obs", "action", "reward")}
-    for name in ("terminated", "truncated"):
-        del trees[name]
+    trees, names = replay._schema.trees, ("obs", "action", "reward")
     settings = {
-        **standard_fields,
+        **{name: trees[name] for name in names},
         "capacity": replay.capacity,
         "num_envs": replay.num_envs,
-        "extra": trees,
+        "extra": {name: tree for name, tree in trees.items() if name not in (*names, "terminated", "truncated")},
         "sampler": replay.unbound_sampler,
         "next_obs": replay.next_obs,
         "autoreset": replay.autoreset,

@@ -165,12 +165,13 @@ class DiskAllocator(Allocator):
 
     @contextmanager
     def closed_on_error(self, where: str | None = None) -> Iterator[None]:
-        """Close the folder if the body raises. An OSError becomes a CheckpointError that names a file or the folder."""
+        """Close the folder if the body raises. An OSError becomes a CheckpointError about `where` or the folder."""
         try:
-            with convert_read_errors(where or str(self._root)):
-                yield
-        except BaseException:
+            yield
+        except BaseException as error:
             self._close_files()
+            if isinstance(error, OSError):
+                raise make_read_error(where or str(self._root), error) from error
             raise
 
     def _close_files(self) -> None:
@@ -282,20 +283,17 @@ class DiskAllocator(Allocator):
         return file
 
     def _open_array(self, name: str, nbytes: int) -> int:
-        file = -1
+        file = self._files.open_for_update(name, only_reads=self._only_reads)
         try:
-            file = self._files.open_for_update(name, only_reads=self._only_reads)
             size = os.fstat(file).st_size
-            if size == nbytes and not self._only_reads:
+            if size != nbytes:
+                raise CorruptCheckpoint(explain(name, f"{nbytes} bytes", size, "Copy the folder again."))
+            if not self._only_reads:
                 # A copied file may be sparse, so its disk space is reserved again.
                 self._files.grow(file, nbytes)
-        except OSError as error:
-            if file >= 0:
-                self._files.close(file)
-            raise make_read_error(name, error) from error
-        if size != nbytes:
+        except BaseException:
             self._files.close(file)
-            raise CorruptCheckpoint(explain(name, f"{nbytes} bytes", size, "Copy the folder again."))
+            raise
         return file
 
     @property
