@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +49,9 @@ def filled(count: int = 10, memory: Any = "cpu", **options: Any) -> rl.ReplayBuf
     return replay
 
 
-@pytest.fixture(params=[*BACKENDS, "shared", "disk"])
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """Return the memory of a buffer: the heap with each backend, shared memory, and a disk."""
-    name = request.param
-    if name != "torch" and kernels.native() is None:
-        pytest.skip("this install has no native core (no compiler)")
-    if name in BACKENDS:
-        with BACKENDS[name]():
-            yield "cpu"
-    else:
-        yield rl.Memory.shared() if name == "shared" else rl.Memory.disk(tmp_path / "memory")
-
-
 class TestWriting:
-    def test_the_named_rows_are_written_and_no_other_row_or_field_is(self, kind: Any) -> None:
-        replay = filled(memory=kind)
+    def test_the_named_rows_are_written_and_no_other_row_or_field_is(self, memory: Any) -> None:
+        replay = filled(memory=memory)
         ids = replay.ids()
         before = replay[ids].clone()
         chosen = ids[[2, 5, 7]]
@@ -75,8 +61,8 @@ class TestWriting:
         assert (after == before).all()
         replay.check()
 
-    def test_rows_that_were_overwritten_are_skipped_and_counted(self, kind: Any) -> None:
-        replay = filled(memory=kind)
+    def test_rows_that_were_overwritten_are_skipped_and_counted(self, memory: Any) -> None:
+        replay = filled(memory=memory)
         ids = replay.ids()
         for t in range(10, 13):
             step(replay, t)
@@ -89,23 +75,23 @@ class TestWriting:
         assert torch.equal(after["reward"] == 7, torch.isin(left, ids))
         assert torch.equal(after["latent"], before["latent"])
 
-    def test_only_stale_rows_and_no_rows_change_nothing(self, kind: Any) -> None:
-        replay = filled(memory=kind)
+    def test_only_stale_rows_and_no_rows_change_nothing(self, memory: Any) -> None:
+        replay = filled(memory=memory)
         before = digest(replay)
         assert replay.write([0, 1, 0], reward=[1.0, 2.0, 3.0]) == 3
         assert replay.write(torch.empty(0, dtype=torch.int64), reward=torch.empty(0)) == 0
         assert digest(replay) == before
 
-    def test_the_mutable_leaves_of_a_nested_field_are_written_together(self, kind: Any) -> None:
-        replay = filled(memory=kind)
+    def test_the_mutable_leaves_of_a_nested_field_are_written_together(self, memory: Any) -> None:
+        replay = filled(memory=memory)
         row = replay.ids()[:1]
         assert replay.write(row, parts={"a": [77], "c": [True]}, reward=[0.5]) == 0
         read = replay[row]
         assert (int(read["parts", "a"]), bool(read["parts", "c"]), float(read["reward"])) == (77, True, 0.5)
         assert read["parts", "b"].tolist() == [[float(row), float(row)]]
 
-    def test_a_carried_field_is_written_at_every_step_and_read_at_the_start(self, kind: Any) -> None:
-        replay = filled(memory=kind)
+    def test_a_carried_field_is_written_at_every_step_and_read_at_the_start(self, memory: Any) -> None:
+        replay = filled(memory=memory)
         batch = replay.sample(8, rl.Sequence(3, step_index=True))
         steps = batch["step_index"]
         assert torch.equal(steps >= 0, batch["mask"])
@@ -117,8 +103,8 @@ class TestWriting:
         assert replay.write(masked, latent=-new[batch["mask"]]) == 0
         assert torch.equal(replay[masked]["latent"], -torch.stack([masked * 1.0, masked * 2.0], -1))
 
-    def test_a_call_that_raises_has_written_nothing(self, kind: Any) -> None:
-        replay = filled(memory=kind)
+    def test_a_call_that_raises_has_written_nothing(self, memory: Any) -> None:
+        replay = filled(memory=memory)
         row = int(replay.ids()[-1])
         before = digest(replay)
         wrong: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
@@ -219,8 +205,8 @@ class TestDeclaring:
 
 
 class TestKeeping:
-    def test_a_checkpoint_has_what_was_written_back_since_the_last_one(self, kind: Any, tmp_path: Path) -> None:
-        replay = filled(memory=kind)
+    def test_a_checkpoint_has_what_was_written_back_since_the_last_one(self, memory: Any, tmp_path: Path) -> None:
+        replay = filled(memory=memory)
         replay.save(tmp_path / "saved")
         ids = replay.ids()
         replay.write(ids, latent=torch.stack([ids * 3.0, ids * 5.0], -1))
@@ -329,8 +315,8 @@ class Adding:
 
 
 @pytest.mark.parametrize("steps", [1, ROWS, 3 * ROWS])
-def test_values_that_add_rows_meanwhile_are_written_to_the_named_rows_only(kind: Any, steps: int) -> None:
-    replay, expected = filled(10, kind), filled(10, "cpu")
+def test_values_that_add_rows_meanwhile_are_written_to_the_named_rows_only(memory: Any, steps: int) -> None:
+    replay, expected = filled(10, memory), filled(10, "cpu")
     oldest = replay.ids()[:ENVS]
     gone = replay.write(oldest, reward=Adding(replay, np.full(ENVS, -7.0), steps))
     for t in range(steps):

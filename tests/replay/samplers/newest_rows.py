@@ -2,32 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 import relive as rl
-from relive import kernels
-from tests.conftest import BACKENDS
-
-MEMORY_KINDS = [*BACKENDS, "shared", "disk"]
-
-
-@contextmanager
-def open_memory(kind: str, path: Path) -> Iterator[Any]:
-    """Yield the `device` argument of a kind of memory, and use the backend of this kind meanwhile."""
-    if kind in BACKENDS:
-        with BACKENDS[kind]():
-            yield "cpu"
-    else:
-        yield rl.Memory.shared() if kind == "shared" else rl.Memory.disk(path / "memory")
-
-
-def is_possible(kind: str) -> bool:
-    return kind == "torch" or kernels.native() is not None
 
 
 class RandomEpisodes:

@@ -13,7 +13,7 @@ import torch
 import relive as rl
 from relive.concurrent import Handle
 from tests.faults.processes import apart
-from tests.replay.samplers.newest_rows import MEMORY_KINDS, RandomEpisodes, is_possible, open_memory
+from tests.replay.samplers.newest_rows import RandomEpisodes
 
 ENVS, ROWS = 3, 30
 
@@ -23,25 +23,21 @@ def make_buffer(memory: Any = "cpu", sampler: Any = None, rows: int = ROWS, **op
     return rl.ReplayBuffer(ENVS * rows, 1, (), num_envs=ENVS, sampler=sampler, device=memory, seed=3, **options)
 
 
-@pytest.mark.parametrize("kind", MEMORY_KINDS)
-def test_every_new_row_is_shown_once_and_oldest_first(kind: str, tmp_path: Path) -> None:
-    if not is_possible(kind):
-        pytest.skip("this install has no native core (no compiler)")
-    with open_memory(kind, tmp_path) as memory:
-        replay = make_buffer(memory)
-        episodes, waiting = RandomEpisodes(replay, 1), {env: [] for env in range(ENVS)}
-        for t in range(60):
-            for row in episodes.step(None if t % 3 else np.array([0, 2])):
-                waiting[row % ENVS].append(row)
-            batch = replay.sample(5)["index"].tolist()
-            assert len(batch) == 5
-            # Half of five rows, rounded up, may be new.
-            for row in check_new_rows(waiting, batch[:3]):
-                waiting[row % ENVS].remove(row)
-            replay.check()
-        for _ in range(5):
-            replay.sample(50)
-        assert not sample_has_new_rows(replay, 50)
+def test_every_new_row_is_shown_once_and_oldest_first(memory: Any) -> None:
+    replay = make_buffer(memory)
+    episodes, waiting = RandomEpisodes(replay, 1), {env: [] for env in range(ENVS)}
+    for t in range(60):
+        for row in episodes.step(None if t % 3 else np.array([0, 2])):
+            waiting[row % ENVS].append(row)
+        batch = replay.sample(5)["index"].tolist()
+        assert len(batch) == 5
+        # Half of five rows, rounded up, may be new.
+        for row in check_new_rows(waiting, batch[:3]):
+            waiting[row % ENVS].remove(row)
+        replay.check()
+    for _ in range(5):
+        replay.sample(50)
+    assert not sample_has_new_rows(replay, 50)
 
 
 def check_new_rows(waiting: dict[int, list[int]], first: list[int]) -> list[int]:

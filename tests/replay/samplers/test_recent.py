@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import relive as rl
-from tests.replay.samplers.newest_rows import MEMORY_KINDS, RandomEpisodes, is_possible, open_memory
+from tests.replay.samplers.newest_rows import RandomEpisodes
 
 ENVS, ROWS, WINDOW = 3, 20, 4
 
@@ -31,20 +31,16 @@ def make_buffer(memory: Any = "cpu", steps: int = 50, sampler: Any = None, **opt
     return replay
 
 
-@pytest.mark.parametrize("kind", MEMORY_KINDS)
-def test_exactly_the_newest_rows_are_drawn(kind: str, tmp_path: Path) -> None:
-    if not is_possible(kind):
-        pytest.skip("this install has no native core (no compiler)")
-    with open_memory(kind, tmp_path) as memory:
-        replay = make_buffer(memory, steps=0)
-        episodes = RandomEpisodes(replay, 5, ends=0.4)
-        for t in range(40):
-            episodes.step(None if t % 3 else np.array([1]))
-            sampled_ids = set(replay.sample(200)["index"].tolist())
-            expected = newest_ids(replay, WINDOW)
-            assert sampled_ids <= set(expected)
-            if t % 10 == 9:
-                assert sorted(set(replay.sample(2000)["index"].tolist())) == expected
+def test_exactly_the_newest_rows_are_drawn(memory: Any) -> None:
+    replay = make_buffer(memory, steps=0)
+    episodes = RandomEpisodes(replay, 5, ends=0.4)
+    for t in range(40):
+        episodes.step(None if t % 3 else np.array([1]))
+        sampled_ids = set(replay.sample(200)["index"].tolist())
+        expected = newest_ids(replay, WINDOW)
+        assert sampled_ids <= set(expected)
+        if t % 10 == 9:
+            assert sorted(set(replay.sample(2000)["index"].tolist())) == expected
 
 
 @pytest.mark.parametrize("view", [rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(4, burn_in=2)])

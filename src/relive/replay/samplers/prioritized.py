@@ -306,7 +306,7 @@ class Prioritized(Sampler):
         return self.tree.leaves_view()[: self._slots].clone() if slots is None else self.tree.get(slots)
 
     def merge_largest(self, other: float = 0.0) -> float:
-        """Return the priority of new rows, after raising it to `other`, the largest priority of the other shards."""
+        """Raise the priority of new rows to at least `other`, which is the largest one of other shards; return it."""
         self._largest = max(self._largest, other)
         return float(self._largest)
 
