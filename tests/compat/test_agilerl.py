@@ -56,7 +56,7 @@ def test_sequence_types_have_the_documented_names_and_the_librarys() -> None:
 
 
 FLAT_BLOCK = """
-from relive.compat.agilerl import RolloutBuffer
+from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer
 
 buffer = RolloutBuffer(
     capacity=2048,  # Number of steps to collect per environment
@@ -68,18 +68,7 @@ buffer = RolloutBuffer(
     gamma=0.99,  # Discount factor
 )
 """
-RECURRENT_BLOCK = """
-from relive.compat.agilerl import BPTTSequenceType
-
-buffer = RolloutBuffer(
-    capacity=2048,  # Number of steps to collect per environment
-    observation_space=env.observation_space,
-    action_space=env.action_space,
-    num_envs=8,  # Number of parallel environments
-    device=device,
-    gae_lambda=0.95,  # GAE lambda parameter
-    gamma=0.99,  # Discount factor
-    recurrent=True,
+RECURRENT_OPTIONS = """    recurrent=True,
     hidden_state_architecture=hidden_state_architecture,
     bptt_sequence_type=BPTTSequenceType.MAXIMUM,
 )
@@ -91,7 +80,7 @@ def test_the_code_blocks_of_the_document_run() -> None:
     names["hidden_state_architecture"] = {"actor": (1, 8, 64)}
     exec(FLAT_BLOCK, names)
     assert names["buffer"].buffer["observations"].shape == (2048, 8, 4)
-    exec(RECURRENT_BLOCK, names)
+    exec(FLAT_BLOCK.removesuffix(")\n") + RECURRENT_OPTIONS, names)
     assert names["buffer"].buffer["hidden_states", "actor"].shape == (2048, 8, 1, 64)
 
 
@@ -434,14 +423,6 @@ def test_an_episode_is_cut_as_the_sequence_type_says(length: int, kind: BPTTSequ
     target = make_recurrent_buffer(length, max_seq_len=4, bptt_sequence_type=kind)
     add_steps(target, np.zeros((length, 1)))
     assert prepared_slices(target) == [list(range(start, start + 4)) for start in starts]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_episode_shorter_than_a_sequence_is_one(kind: BPTTSequenceType) -> None:
-    target = make_recurrent_buffer(3, max_seq_len=4, bptt_sequence_type=kind)
-    add_steps(target, np.zeros((3, 1)))
-    assert prepared_slices(target) == [[0, 1, 2]]
-    assert (target.num_sequences, target.max_sequence_length) == (1, 3)
 
 
 def test_the_prepared_tensors_of_two_environments() -> None:

@@ -430,14 +430,6 @@ def test_the_largest_priority_is_one_that_a_stored_row_was_given() -> None:
     assert (memory.max_priority, memory.sum_tree.sum()) == (1, 2)
 
 
-def test_a_priority_for_an_overwritten_row_is_skipped() -> None:
-    memory = PrioritizedReplayBuffer(2, alpha=1.0)
-    memory.add(make_steps(0, 4))
-    # The slots of rows 0 and 1 now hold rows 2 and 3.
-    memory.update_priorities(torch.tensor([0, 1]), torch.tensor([1e9, 1e9]))
-    assert set(memory.sample(100, beta=1.0)["weights"].flatten().tolist()) == {1.0}
-
-
 def test_clear_forgets_priorities() -> None:
     memory = PrioritizedReplayBuffer(8, alpha=1.0)
     memory.add(make_steps(0, 8))

@@ -232,16 +232,6 @@ class TestMemory:
         with pytest.raises(rl.SchemaError, match="expected shape"):
             buffer._returns = torch.ones(1, N)
 
-    @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
-    def test_of_transitions(self, kind: Any) -> None:
-        buffer = kind(4, N, (3,), (1,), StatsTracker(N))
-        for t in range(4):
-            buffer.add(**make_transition(t))
-        buffer._rewards = torch.full((4, N), 5.0)
-        buffer._rewards += 1
-        assert buffer.get(4).rewards.eq(6).all()
-        assert pickle.loads(pickle.dumps(buffer))._rewards.eq(6).all()
-
 
 class TestOwnBuffer:
     def test_recurrent_goes_round(self) -> None:

@@ -193,18 +193,6 @@ def test_recurrent_minibatches_are_whole_environments_cut_at_their_ends() -> Non
     assert second.old_distribution_params[0].shape == (T, 1, 2)
 
 
-def test_a_hidden_state_that_appears_late_is_zero_in_earlier_steps() -> None:
-    """rsl_rl's networks have no state before their first step."""
-    full: Any = RolloutStorage("rl", N, T, make_obs(0), [2])
-    for step in range(T):
-        full.add_transition(transition(step, state=step in (1, 2)))
-    assert full.saved_hidden_state_a[1][:, 0, 2, 0].tolist() == [0, 12.5, 22.5, 0]
-    assert full.saved_hidden_state_c[0].shape == (T, 2, N, 3)
-    assert full.actions[:, 0, 0].tolist() == [0, 1, 2, 3]
-    (batch,) = full.recurrent_mini_batch_generator(1, 1)
-    assert batch.hidden_states[1].eq(0).all()
-
-
 def test_step_can_be_set_after_rows_were_written_directly() -> None:
     empty = storage(steps=1)
     empty.actions[1], empty.dones[1] = 9, 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -54,24 +53,6 @@ def test_unseeded_processes_have_different_seeds(seeds: dict[str, list[str]]) ->
 
 def test_processes_of_different_ranks_have_different_seeds(seeds: dict[str, list[str]]) -> None:
     assert seeds["rank 0"] != seeds["rank 1"]
-
-
-def test_seeding_torch_again_in_one_process_repeats_the_seeds() -> None:
-    with torch.random.fork_rng():
-        found = []
-        for seed in (5, 5, 6):
-            torch.manual_seed(seed)
-            found.append([experiment_seed(), torch.rand(1) and experiment_seed()])
-    assert found[0] == found[1] != found[2]
-
-
-def test_a_seed_advances_no_global_generator() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        before, numbers = torch.random.get_rng_state(), np.random.get_state()  # noqa: NPY002 (that it stays is the test)
-        experiment_seed()
-        assert torch.equal(torch.random.get_rng_state(), before)
-        np.testing.assert_equal(np.random.get_state(), numbers)  # noqa: NPY002
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1, -1])

@@ -281,11 +281,6 @@ class TestReplay:
         mine.add(np.full((1, 3), 9), np.full((1, 3), 9), np.zeros((1, 2)), np.array([9.0]), np.array([False]), [{}])
         assert mine.rewards[:, 0].tolist() == [9, 1, 2, 3, 4, 5]
 
-    def test_the_default_keeps_buffer_size_steps_however_many_episodes_end(self) -> None:
-        other, mine = make_pair("ReplayBuffer", 10, "vector", "box", 1, 30)
-        assert mine.size() == other.size() == 10
-        assert_equal(samples_at(mine, np.arange(10)), samples_at(other, np.arange(10)))
-
     def test_unordered_data_keeps_the_full_capacity_when_next_observations_are_stored(self) -> None:
         image = OBSERVATIONS["image"]
         mine: Any = ours.ReplayBuffer(10, image, ACTIONS["box"], device="cpu", next_obs="stored")

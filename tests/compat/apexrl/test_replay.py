@@ -107,12 +107,6 @@ class TestReplay:
             discrete.add(**make_batch(2))
         assert len(discrete) == 1
 
-    def test_a_declared_integer_action_is_never_made_of_a_fraction(self) -> None:
-        buffer = make_replay(action_dtype=torch.long)
-        with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
-            buffer.add(**make_batch(1))
-        assert buffer.size == 0
-
     def test_a_first_batch_that_is_refused_has_said_nothing(self) -> None:
         buffer = make_replay()
         with pytest.raises(rl.SchemaError, match="reward"):

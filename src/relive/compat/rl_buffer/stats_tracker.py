@@ -117,4 +117,6 @@ class StatsTracker:
 
 def to_numpy(value: Any) -> np.ndarray:
     """Convert a value, or a tensor on any device, to a numpy array."""
+    if type(value) is np.ndarray:
+        return value
     return value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)

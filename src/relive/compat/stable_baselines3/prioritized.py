@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import FloatSchedule, LinearSchedule, polyak
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.algorithms import DQN, SAC, TD3
+from relive.compat.stable_baselines3.algorithms import DQN, SAC, TD3, OffPolicyAlgorithm
 from relive.compat.stable_baselines3.replay import ReplayBuffer
 from relive.errors import DataWarning, SchemaError, explain
 from relive.replay.samplers import Prioritized, Sampler
@@ -112,17 +112,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._is_updated = True
 
 
-class _PrioritizedAlgorithm:
+class _PrioritizedAlgorithm(OffPolicyAlgorithm):
     """Base class of the prioritized algorithms, which draws batches, sets priorities and logs."""
 
-    _current_progress_remaining: float
-    _vec_normalize_env: VecNormalize | None
-    _n_updates: int
-    _update_learning_rate: Any
     replay_buffer: Any
-    policy: Any
-    logger: Any
-    tau: float
 
     def __init__(
         self, *args: Any, replay_buffer_class: type[PrioritizedReplayBuffer] = PrioritizedReplayBuffer, **kwargs: Any

@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
 from relive.compat.agilerl.rows import original_class
 
-_OriginalReplayDataset: Any = original_class("components.data", "ReplayDataset", IterableDataset)
 _ReplayBufferClass: Any = original_class("components.replay_buffer", "ReplayBuffer", ReplayBuffer)
 
 
@@ -83,7 +82,7 @@ def _convert_by_agent(data: Any) -> TensorDict:
     )
 
 
-class ReplayDataset(_OriginalReplayDataset):
+class ReplayDataset(original_class("components.data", "ReplayDataset", IterableDataset)):
     """Endless dataset of batches drawn from a buffer, for torch's DataLoader.
 
     A worker process of the loader draws from its own copy of the memory, which is made when the process starts.

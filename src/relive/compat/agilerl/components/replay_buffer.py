@@ -25,12 +25,8 @@ from relive.schema.fields import Field
 _MIN_ROWS_WITH_REPLACEMENT = 16_384
 """Number of stored rows above which batches are drawn with replacement; below, all rows of a batch differ."""
 
-_OriginalReplayBuffer: Any = original_class("components.replay_buffer", "ReplayBuffer")
-_OriginalMultiStepReplayBuffer: Any = original_class("components.replay_buffer", "MultiStepReplayBuffer")
-_OriginalPrioritizedReplayBuffer: Any = original_class("components.replay_buffer", "PrioritizedReplayBuffer")
 
-
-class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
+class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "ReplayBuffer")):
     """AgileRL's `ReplayBuffer`: the newest `max_size` rows of TensorDicts, shaped by the first `add`.
 
     Rows are stored in their own dtypes; `dtype` is an attribute without effect. `core` is the relive buffer underneath,
@@ -211,7 +207,7 @@ class ReplayBuffer(PicklableBuffer, _OriginalReplayBuffer):
             self.core = restore_core(self._make_core(self._fields, seed=0), self.core)
 
 
-class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
+class MultiStepReplayBuffer(ReplayBuffer, original_class("components.replay_buffer", "MultiStepReplayBuffer")):
     """AgileRL's `MultiStepReplayBuffer`: rows of n steps, with the reward Σ γ^i r_i up to the first end.
 
     "next_obs" and "done" of a row belong to the last summed step. `add` takes one step of every environment. When
@@ -308,7 +304,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _OriginalMultiStepReplayBuffer):
         self.done_key = None
 
 
-class PrioritizedReplayBuffer(ReplayBuffer, _OriginalPrioritizedReplayBuffer):
+class PrioritizedReplayBuffer(ReplayBuffer, original_class("components.replay_buffer", "PrioritizedReplayBuffer")):
     """AgileRL's `PrioritizedReplayBuffer`: row i is drawn with probability p_i^alpha / Σ p^alpha.
 
     `alpha` can be set until the first row is added. Writing to `sum_tree` or `min_tree` writes priorities.

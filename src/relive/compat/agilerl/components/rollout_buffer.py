@@ -34,10 +34,9 @@ _SEQUENCE_MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_over
 """The core's mode for each value of BPTTSequenceType."""
 _SUPPORTED_SPACES = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
-_OriginalRolloutBuffer: Any = original_class("components.rollout_buffer", "RolloutBuffer")
 
 
-class RolloutBuffer(PicklableBuffer, _OriginalRolloutBuffer):
+class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer", "RolloutBuffer")):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
     `buffer` is the memory as a TensorDict `[capacity, num_envs]`; assigning to a name copies into the memory.
