@@ -131,7 +131,7 @@ def test_check_names_the_damaged_file_and_bytes(tmp_path: Path, capsys: pytest.C
 def test_checking_an_empty_folder_exits_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "nowhere")]) == 1
     assert "relive check: " in (contents := capsys.readouterr()).err
-    assert "expected a folder of checkpoints, got no file FORMAT in it" in contents.err
+    assert "expected a folder of checkpoints, got no folder" in contents.err
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

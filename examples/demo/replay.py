@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -89,8 +90,9 @@ def _experience(shape: ReplayShape) -> Iterator[Transitions]:
 
 def _measure_batch_us(replay: Replay) -> float:
     seconds: list[float] = []
-    for _ in range(DRAWS):
-        start = time.perf_counter()
-        replay.sample(BATCH)
-        seconds.append(time.perf_counter() - start)
+    with torch.random.fork_rng(devices=[]):  # some libraries draw from torch's global generator
+        for _ in range(DRAWS):
+            start = time.perf_counter()
+            replay.sample(BATCH)
+            seconds.append(time.perf_counter() - start)
     return statistics.median(seconds) * 1e6

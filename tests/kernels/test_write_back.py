@@ -19,7 +19,7 @@ def filled() -> tuple[rl.ReplayBuffer, Any]:
     replay = rl.ReplayBuffer(4, obs=1, action=(), extra=extra, seed=0)
     for t in range(3):
         replay.add([float(t)], 0.0, 0.0, False, False, [t + 1.0], x=torch.tensor([t, -t], dtype=torch.int32), y=1.0 * t)
-    return replay, replay.storage._core  # type: ignore[attr-defined]
+    return replay, replay.storage.core  # type: ignore[attr-defined]
 
 
 def test_rows_are_written_and_slots_of_minus_one_skipped() -> None:

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -440,10 +441,20 @@ def test_stored_time_limits_are_counted_in_every_mode(autoreset: str | None, bac
     assert count(honest(100)) == (0, 0)
 
 
+def one_honest_end(count: int) -> Iterator[Step]:
+    """Yield `resets_as_next`, but for the first end, whose `next_obs` is the final observation."""
+    ends = 0
+    for obs, terminated, truncated, next_obs in resets_as_next(count):
+        ends += terminated
+        yield obs, terminated, truncated, -1.0 if terminated and ends == 1 else next_obs
+
+
 def test_inspect_tells_the_figures(backend: str) -> None:
     for stream, expected in (
         (unordered, "99 of 99 steps do not start where the step before led"),
         (resets_as_next, "All 19 ends lead to the observation that the next episode starts with"),
+        (partial(resets_as_next, truncated=True), "19 of 19 time limits lead to the observation that the next episode"),
+        (one_honest_end, "18 of 19 ends lead to the observation that the next episode starts with"),
     ):
         buffer = replay()
         with warnings.catch_warnings():

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import relive as rl
 from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, SchemaError
 from relive.schema.conversion import convert
 from relive.schema.fields import DTYPES
@@ -114,6 +115,23 @@ def test_a_cast_is_accepted_exactly_when_it_keeps_the_meaning(have: torch.dtype,
 def test_an_integer_that_does_not_fit_is_refused(value: int, dtype: torch.dtype) -> None:
     with pytest.raises(SchemaError, match=r"expected integers in \[.*Declare a wider dtype"):
         convert("x", Field((), dtype), np.array([value, 0]), (2,), CPU)
+
+
+def test_the_remedy_of_a_common_mistake_is_what_to_write() -> None:
+    replay = rl.ReplayBuffer(10, obs=1, action=())
+    replay.add([0], 0.0, 1.0, terminated=False, truncated=False, next_obs=[1])
+    rollout = rl.RolloutBuffer(1, 2, obs=1, action=(), autoreset="SAME_STEP")
+    rollout.add(np.zeros((2, 1)), [0, 0], [1, 1], [False] * 2, [False] * 2, value=[0, 0])
+    for call, remedy in (
+        (lambda: replay[0:3], r"index: .* got slice.* replay\.ids\(\)"),
+        (lambda: replay["obs"], r"index: .* got 'obs'.* replay\[ids\]\[name\]"),
+        (lambda: rl.ReplayBuffer.for_env("CartPole-v1", 10), r"for_env: .* got 'CartPole-v1'\. Pass gym\.make"),
+        (lambda: rl.ReplayBuffer(10, 1, (), extra={"h": rl.Carry}), r"extra\.h: .*Pass Carry\(shape\)"),  # pyright: ignore[reportArgumentType]
+        (lambda: rollout.compute_advantage([0, 0], final_value=[0, 0, 0]), r"Pass critic\(rollout\.final_obs\)"),
+        (lambda: replay.add([1], 0.0, 1.0, False, False, [2], env_ids=[0]), "Leave env_ids out"),
+    ):
+        with pytest.raises(rl.SchemaError, match=remedy):
+            call()
 
 
 def test_one_environment_without_an_axis_takes_numbers() -> None:

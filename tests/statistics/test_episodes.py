@@ -214,7 +214,7 @@ class TestRefusing:
             ({"reward": None}, "reward: expected a value, got None"),
             ({"reward": ["a"] * 3}, "reward: expected numbers or bools"),
             ({"reward": np.ones(3, complex)}, "reward: expected float64, got complex128"),
-            ({"terminated": np.ones(3)}, "terminated: expected bool, got float64. Compare"),
+            ({"terminated": np.ones(3)}, "terminated: expected bool, got float64. Pass bools"),
             ({"truncated": end(n=2)}, r"truncated: expected shape \(3,\)"),
             ({"mask": [True]}, r"mask: expected shape \(3,\)"),
             ({"metrics": {"score": np.ones(2)}}, r"score: expected shape \(3,\)"),

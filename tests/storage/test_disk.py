@@ -147,6 +147,17 @@ def test_a_disk_buffer_is_saved_and_loaded_like_any_other(tmp_path: Path) -> Non
         rl.load(tmp_path / "saved", device=rl.Memory.disk(tmp_path / "copy"))
 
 
+def test_a_folder_of_the_other_kind_is_refused_by_name(tmp_path: Path) -> None:
+    replay = on_disk("uniform", tmp_path / "memory")
+    source = KINDS["uniform"].make()
+    source.save(tmp_path / "saved")
+    with pytest.raises(rl.IncompatibleCheckpoint, match=r"expected the kind 'disk memory', got 'checkpoint'\. Load"):
+        on_disk("uniform", tmp_path / "saved")
+    with pytest.raises(rl.IncompatibleCheckpoint, match=r"expected the kind 'checkpoint', got 'disk memory'\. Pass"):
+        source.save(tmp_path / "memory")
+    replay.check()
+
+
 def test_a_load_into_disk_memory_that_fails_leaves_nothing(tmp_path: Path) -> None:
     buffer = KINDS["uniform"].make()
     for n in range(40):

@@ -359,7 +359,8 @@ class Archive:
                 text = explain("FORMAT", "a file of this name", "no file", "Copy the folder again.")
                 raise CorruptCheckpoint(text) from None
             remedy = "Save a buffer there first, or pass the right folder."
-            text = explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
+            got = "no file FORMAT in it" if self.root.exists() else "no folder"
+            text = explain(str(self.root), "a folder of checkpoints", got, remedy)
             raise NoCheckpoint(text) from None
         except OSError as error:
             raise make_read_error(str(self.root), error) from error

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from relive.replay.continuity import ContinuityStats
+from relive.replay.continuity import MIN_ENDS, ContinuityStats
 
 
 def number(value: float | None) -> str:
@@ -243,10 +243,16 @@ def _continuity_warnings(stats: ContinuityStats) -> Iterator[str]:
             f"{stats.cut:,} of {stats.followed:,} steps do not start where the step before led, and cut their "
             'episodes. Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
         )
-    if "resets" in messages:
+    if stats.ended >= MIN_ENDS and 2 * stats.reset > stats.ended:
+        ends = f"All {stats.ended:,}" if stats.reset == stats.ended else f"{stats.reset:,} of {stats.ended:,}"
         yield (
-            f"All {stats.ended:,} ends lead to the observation that the next episode starts with. Was the observation "
+            f"{ends} ends lead to the observation that the next episode starts with. Was the observation "
             'after the reset passed as next_obs, in place of info["final_obs"]?'
+        )
+    elif stats.time_limits >= MIN_ENDS and 2 * stats.time_limits_to_start > stats.time_limits:
+        yield (
+            f"{stats.time_limits_to_start:,} of {stats.time_limits:,} time limits lead to the observation that the "
+            "next episode starts with. That is right only if the environment continues without a reset."
         )
 
 

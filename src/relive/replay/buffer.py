@@ -516,6 +516,9 @@ class ReplayBuffer(StateDictMixin):
         """Read the transitions of the rows `index` [B], or the transition of one int."""
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
+        if isinstance(index, slice | str):
+            remedy = "Pass ids, such as replay.ids()[-10:]; a field of them is replay[ids][name]."
+            raise SchemaError(explain("index", "ids of rows", repr(index), remedy))
         return self.read(index)
 
     _loop_over = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."

@@ -66,6 +66,8 @@ def read_env_settings(
     env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
 ) -> EnvSettings:
     """Read the settings of a buffer from a Gymnasium environment; arguments that are not None take precedence."""
+    if not hasattr(env, "observation_space"):
+        raise SchemaError(explain("for_env", "an environment", repr(env), "Pass gym.make(…) or gym.make_vec(…)."))
     is_vector_env = is_vector(env)
     return EnvSettings(
         obs=obs if obs is not None else env.single_observation_space if is_vector_env else env.observation_space,

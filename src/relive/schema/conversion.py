@@ -168,7 +168,8 @@ def convert_env_ids(env_ids: Any, num_envs: int | None, device: torch.device) ->
     The values of a tensor on another device are not checked, because reading them would synchronise.
     """
     if num_envs is None:
-        raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
+        remedy = "Leave env_ids out, or make the buffer with num_envs=."
+        raise SchemaError(explain("env_ids", "None without num_envs", env_ids, remedy))
     source_device = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
     env_tensor = as_tensor("env_ids", env_ids, source_device)
     if not env_tensor.is_cpu:
@@ -227,6 +228,8 @@ def _check_shape(
         remedy = f"Pass a row for each of the {unit}."
     elif not leading_shape and got[1:] == expected:
         remedy = "Pass one environment's value, or declare num_envs."
+    elif unit == "truncated steps":
+        remedy = "Pass critic(rollout.final_obs)."
     else:
         remedy = "Pass the declared shape."
     suffix = f" for {leading_shape[0]} {unit}" if len(leading_shape) == 1 and leading_shape[0] != 1 else ""
@@ -245,7 +248,7 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torc
         return tensor
     source, target = _dtype_rank(tensor.dtype), _dtype_rank(dtype)
     if source > target:
-        remedy = "Compare it to get bools." if target == 0 else "Declare the field with that dtype, or convert it."
+        remedy = "Pass bools, such as x != 0." if target == 0 else "Declare the field with that dtype, or convert it."
         raise SchemaError(explain(where, dtype_name(dtype), dtype_name(tensor.dtype), remedy))
     if target == 1:
         _check_integers_fit(where, tensor, dtype)
@@ -300,7 +303,8 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
     smallest, largest = int(values.min()), int(values.max())
     if smallest < target.min or largest > target.max:
         expected = f"integers in [{target.min}, {target.max}] ({dtype_name(dtype)})"
-        raise SchemaError(explain(where, expected, f"[{smallest}, {largest}]", "Declare a wider dtype."))
+        got = smallest if smallest == largest else f"[{smallest}, {largest}]"
+        raise SchemaError(explain(where, expected, got, "Declare a wider dtype."))
 
 
 def overlaps(a: Any, b: Any) -> bool:

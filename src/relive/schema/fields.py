@@ -236,7 +236,10 @@ def declare(where: str, declaration: object) -> Tree:
             return Field(_parse_shape(where, declaration))
         return {str(i): declare(f"{where}.{i}", value) for i, value in enumerate(declaration)}
     expected = "a Field, an int, a shape, a space, a dict or a tuple"
-    raise SchemaError(explain(where, expected, repr(declaration), "Declare the field as one of these."))
+    remedy = "Declare the field as one of these."
+    if isinstance(declaration, type) and issubclass(declaration, Field):
+        remedy = f"Pass {declaration.__name__}(shape)."
+    raise SchemaError(explain(where, expected, repr(declaration), remedy))
 
 
 def declare_caller_fields(where: str, declaration: object) -> Tree:

@@ -83,6 +83,13 @@ def _require_format(where: str, version: int) -> None:
         raise CorruptCheckpoint(explain(place, f"one of the formats {[FORMAT]}", version, _CORRUPT_REMEDY))
 
 
+_FOLDER_REMEDIES = {
+    "checkpoint": "Pass another folder.",
+    "disk memory": "Load the checkpoint into another folder: rl.load(path, device=rl.Memory.disk(folder)).",
+}
+"""Kinds of folders, each with the remedy if the folder given for it is of the other kind."""
+
+
 def folder_format(kind: str) -> bytes:
     """Return the contents of the file FORMAT of a folder of this kind: "checkpoint" or "disk memory"."""
     return f"recollect {kind} {FORMAT}\n".encode()
@@ -90,12 +97,16 @@ def folder_format(kind: str) -> bytes:
 
 def require_folder_format(contents: bytes, kind: str) -> None:
     """Raise unless the file FORMAT of a folder has these contents: it may be foreign, damaged or too new."""
-    match = re.fullmatch(rb"recollect %b ([0-9]{1,9})\n" % kind.encode(), contents)
+    match = re.fullmatch(rb"recollect (checkpoint|disk memory) ([0-9]{1,9})\n", contents)
+    if match is not None and match[1] != kind.encode():
+        raise IncompatibleCheckpoint(
+            explain("FORMAT", f"the kind {kind!r}", repr(match[1].decode()), _FOLDER_REMEDIES[kind])
+        )
     if match is None:
         place, expected = f"FORMAT, bytes 0 to {len(contents)}", repr(folder_format(kind).decode())
         remedy = "Pass another folder, or copy this one again."
         raise CorruptCheckpoint(explain(place, expected, repr(contents), remedy))
-    _require_format("FORMAT", int(match[1]))
+    _require_format("FORMAT", int(match[2]))
 
 
 def to_json(document: Any) -> bytes:
