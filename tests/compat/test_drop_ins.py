@@ -142,12 +142,14 @@ def test_a_pickle_of_another_version_is_an_incompatible_checkpoint(name: str) ->
     buffer = DROP_INS[name].make()
     state = dict(buffer.__getstate__())
     state["other_name"] = state.pop(RENAMED_ENTRIES[name])
-    with pytest.raises(IncompatibleCheckpoint, match="expected a pickle that this version of relive wrote, got one"):
+    with pytest.raises(IncompatibleCheckpoint, match="expected a pickle that this version of relive wrote, got other"):
         object.__new__(type(buffer)).__setstate__(state)
 
 
 def test_pickled_steps_of_another_version_are_an_incompatible_checkpoint() -> None:
     rows: Any = apexrl.RolloutBuffer(2, 4, (3,), device="cpu")._rows
     restore, (settings, tensors, *rest) = rows.__reduce__()
-    with pytest.raises(CheckpointError, match="lacks 'older_name'"):
+    with pytest.raises(CheckpointError, match="other contents .'older_name'"):
         restore(settings, {"older_name": tensors["reward"]}, *rest)
+    with pytest.raises(CheckpointError, match="other contents .too many values"):
+        restore(settings, rows.tensors, 0, set(), {})  # as before steps were packed

@@ -14,17 +14,17 @@ from relive.replay.buffer import ReplayBuffer
 def rejects_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that restores a pickled buffer, such as `__setstate__`.
 
-    If the pickle lacks an attribute, because another version of relive wrote it, an IncompatibleCheckpoint is raised.
+    If the pickle has other contents, because another version of relive wrote it, an IncompatibleCheckpoint is raised.
     """
 
     @wraps(function)
     def restore(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except (AttributeError, KeyError) as error:
-            expected, got = "a pickle that this version of relive wrote", f"one that lacks {error}"
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            expected, got = "a pickle that this version of relive wrote", f"other contents ({error})"
             remedy = "Load it with the version that wrote it."
-            raise IncompatibleCheckpoint(explain(type(arguments[0]).__module__, expected, got, remedy)) from error
+            raise IncompatibleCheckpoint(explain("unpickling", expected, got, remedy)) from error
 
     return restore
 
