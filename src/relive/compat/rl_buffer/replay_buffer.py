@@ -21,8 +21,8 @@ from relive.compat.rl_buffer.base_buffer import (
     update_stats,
 )
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
-from relive.compat.seeding import experiment_seed
-from relive.compat.views import as_bools, declare, is_tree, memory_views, share_memory
+from relive.compat.seeding import choose_seed
+from relive.compat.views import as_bools, declare_spec, is_memory_shared, is_tree, make_memory_views
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as _Replay
 from relive.schema.assembly import to_device
@@ -54,8 +54,8 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
 
     reset: Callable[..., None]
 
-    _observations, _actions, _rewards = memory_views("obs", "action", "reward")
-    _dones, _truncateds, _next_observations = memory_views("terminated", "truncated", "next_obs")
+    _observations, _actions, _rewards = make_memory_views("obs", "action", "reward")
+    _dones, _truncateds, _next_observations = make_memory_views("terminated", "truncated", "next_obs")
 
     def _get_memory(self, field: str) -> Any:
         return self.core.columns[field]
@@ -81,10 +81,10 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
     ) -> None:  # fmt: skip
         """Set `_make`, a picklable function that makes the core."""
         self.obs_shape, self.action_shape = obs_shape, action_shape
-        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
+        fields = declare_spec(obs_shape, obs_dtype), declare_spec(action_shape, action_dtype)
         # Next observations are stored, because with "shared" the last observation of each episode would occupy a row.
         settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
-        self._make = partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
+        self._make = partial(_Replay, self.total_capacity, *fields, seed=choose_seed(seed), **settings)
 
     def _use(self, core: _Replay) -> None:
         self._core = core
@@ -151,7 +151,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
 
     _derived_attributes = ("_places",)
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         self._use(restore_core(self._make(), self._core))
 
 
@@ -164,7 +164,7 @@ def _refuse_shared(obs: Any, next_obs: Any) -> None:
     if not isinstance(obs, torch.Tensor):
         for key in obs.keys():
             _refuse_shared(obs[key], next_obs[key])
-    elif share_memory(obs, next_obs):
+    elif is_memory_shared(obs, next_obs):
         remedy = "The environment reuses its array: pass copies."
         raise SchemaError(explain("next_obs", "memory apart from obs", "memory shared with obs", remedy))
 

@@ -20,9 +20,9 @@ from relive.compat.rl_buffer.base_buffer import (
     update_stats,
 )
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
-from relive.compat.seeding import experiment_seed, generator_on
-from relive.compat.step_rows import SCORES, StepBuffer, StepRows, fit
-from relive.compat.views import as_bools, declare, gather_rows, memory_views, named_leaves
+from relive.compat.seeding import choose_seed, make_generator
+from relive.compat.step_rows import SCORES, StepBuffer, StepRows, fit_value
+from relive.compat.views import as_bools, declare_spec, gather_rows, list_named_leaves, make_memory_views
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import check_positive_int
@@ -78,11 +78,11 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        seed = experiment_seed(seed)
+        fields = declare_spec(obs_shape, obs_dtype), declare_spec(action_shape, action_dtype)
+        seed = choose_seed(seed)
         settings: dict[str, Any] = {"device": self.store_device, "seed": seed}
         self._rows = StepRows(partial(_Rollout, buffer_size, num_envs, *fields, **settings), _STEP_FIELDS)
-        self._random = generator_on(self.store_device, seed)
+        self._random = make_generator(self.store_device, seed)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
 
@@ -118,7 +118,9 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         update_stats(self._stats_tracker, to_numpy(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()
-        rows.write(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
+        rows.write(
+            step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in list_named_leaves("", x)]
+        )
 
     @contextmanager
     def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:
@@ -133,7 +135,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
             self.reset()
             return
         for name in _STEP_FIELDS:
-            for _, tensor in named_leaves(name, self._rows.tensors[name]):
+            for _, tensor in list_named_leaves(name, self._rows.tensors[name]):
                 tensor[:-1] = tensor[1:].clone()
         self._rows.step -= 1
 
@@ -144,9 +146,9 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         is True, since the last step ended the episode.
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
-        last = fit("last_values", _flatten(last_values), value[0])
-        ended_last = fit("last_dones", as_bools(_flatten(last_dones)), ended[0])
-        self._rows.score(last.masked_fill(ended_last, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
+        last = fit_value("last_values", _flatten(last_values), value[0])
+        ended_last = fit_value("last_dones", as_bools(_flatten(last_dones)), ended[0])
+        self._rows.compute_scores(last.masked_fill(ended_last, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
@@ -183,8 +185,8 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
             raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
         return self._rows.scores[name][: self._rows.step]
 
-    _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP_FIELDS)
-    _advantages, _returns = memory_views(*SCORES)
+    _observations, _actions, _rewards, _dones, _values, _log_probs = make_memory_views(*_STEP_FIELDS)
+    _advantages, _returns = make_memory_views(*SCORES)
 
     def _get_memory(self, field: str) -> Any:
         return self._require_score(f"{field}s", field) if field in SCORES else self._rows.view(field)

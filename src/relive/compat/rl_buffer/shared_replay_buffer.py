@@ -86,11 +86,11 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         omitted_names = ("_core", *self._derived_attributes)
         return {**{name: x for name, x in vars(self).items() if name not in omitted_names}, "_core": core.handle()}
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         if isinstance(self._core, Handle):
             self._use(connect(self._core))
         else:
-            super()._derive()
+            super()._set_derived_attributes()
 
     def pos(self) -> int:
         """Return the number of stored time steps; in a full buffer, the row that is overwritten next."""

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.compat.pickling import PicklableBuffer, restore_core
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.stable_baselines3.observations import (
     copy_if_shared,
     count_bytes,
@@ -33,7 +33,7 @@ from relive.compat.stable_baselines3.observations import (
     unstack_frames,
 )
 from relive.compat.stable_baselines3.rows import SharedRows, StoredRows
-from relive.compat.views import memory_views
+from relive.compat.views import make_memory_views
 from relive.errors import SchemaError, explain
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
@@ -68,7 +68,7 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
     its default is `"stored"`.
     """
 
-    observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAY_NAMES)
+    observations, next_observations, actions, rewards, dones, timeouts = make_memory_views(*_ARRAY_NAMES)
     _sums_rewards = False
     """Whether batches contain sums of rewards; a normalizer is then applied before the sum."""
 
@@ -91,7 +91,7 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_stack = n_stack
-        self._random = np.random.default_rng(experiment_seed())
+        self._random = np.random.default_rng(choose_seed())
         self._has_own_batches = overrides(self, "_get_samples", *CONVERSION_METHODS)
         """Whether a user's class overrides a method that makes batches from positions."""
         self._next_obs = self._choose_storage(next_obs)
@@ -169,7 +169,7 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
         arrays, rows = {name: self._get_memory(name) for name in names}, {"num_written": self._rows.num_written}
         return {**super().__getstate__(), "_rows": rows, "_arrays": arrays}
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         core_state, rows, arrays = self._core, self._rows, vars(self).pop("_arrays")
         self._allocate(seed=0)
         restore_core(self._core, core_state)

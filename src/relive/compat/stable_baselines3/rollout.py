@@ -18,7 +18,7 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
 from relive.compat.pickling import PicklableBuffer
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.stable_baselines3.observations import (
     declare_fields,
     overrides,
@@ -26,8 +26,8 @@ from relive.compat.stable_baselines3.observations import (
     step_shapes,
     to_numpy,
 )
-from relive.compat.step_rows import advantages_and_returns
-from relive.compat.views import WriteThroughDict, assign, memory_views
+from relive.compat.step_rows import compute_advantages_and_returns
+from relive.compat.views import WriteThroughDict, copy_into_memory, make_memory_views
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as Core
 from relive.schema.fields import Field
@@ -52,8 +52,8 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     arrays, as in Stable-Baselines3.
     """
 
-    observations, actions, rewards, values, log_probs = memory_views(*_CORE_FIELDS)
-    advantages, returns, episode_starts = memory_views(*_SCORES, "episode_starts")
+    observations, actions, rewards, values, log_probs = make_memory_views(*_CORE_FIELDS)
+    advantages, returns, episode_starts = make_memory_views(*_SCORES, "episode_starts")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
             self.n_envs,
             obs=declare_fields(self.observation_space),
             action=Field(self.action_dim, self._action_dtype),
-            seed=experiment_seed(),
+            seed=choose_seed(),
         )
         memory = self._core.columns
         self._arrays: dict[str, Any] = {name: to_numpy(memory[core_name]) for name, core_name in _CORE_FIELDS.items()}
@@ -125,7 +125,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
 
     _derived_attributes = ("_core",)
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         arrays = self._arrays
         self._allocate()
         for name, saved_array in arrays.items():
@@ -167,7 +167,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         starts_after = [arrays["episode_starts"][1:steps], np.reshape(dones, (1, self.n_envs))]
         ended = torch.from_numpy(np.concatenate(starts_after) != 0)
         last = last_values.detach().reshape(self.n_envs).to(value)
-        scores = advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
+        scores = compute_advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
         for name, score in zip(_SCORES, scores, strict=True):
             arrays[name][:steps] = score.numpy()
 
@@ -226,7 +226,7 @@ def _write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
     """Copy an array into memory of the same shape and return the memory; return an array of another shape unchanged."""
     if memory is None or np.shape(value) != memory.shape:
         return value
-    assign(where, memory, value)
+    copy_into_memory(where, memory, value)
     return memory
 
 

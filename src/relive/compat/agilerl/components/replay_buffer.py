@@ -14,7 +14,7 @@ import relive as rl
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.rows import original_class, to_batch, to_columns
 from relive.compat.pickling import PicklableBuffer, restore_core
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import SchemaError, explain
 from relive.locking import permit_forked_copy
@@ -54,7 +54,7 @@ class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "
         """Number of rows ever added; `clear` does not change it."""
         self.core: rl.ReplayBuffer | None = None
         self._fields: dict[str, Any] = {}
-        self._random = np.random.default_rng(experiment_seed(seed))
+        self._random = np.random.default_rng(choose_seed(seed))
         self._rows: TensorDict | None = None
         """Cache of `storage`."""
         self._num_written = 0
@@ -201,7 +201,7 @@ class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "
 
     _derived_attributes = ("_rows",)
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         self._rows = None
         if self.core is not None:
             self.core = restore_core(self._make_core(self._fields, seed=0), self.core)

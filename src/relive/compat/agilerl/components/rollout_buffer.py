@@ -15,8 +15,8 @@ import relive as rl
 from relive.compat.agilerl.rows import original_class
 from relive.compat.agilerl.typing import BPTTSequenceType
 from relive.compat.pickling import PicklableBuffer
-from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import advantages_and_returns
+from relive.compat.seeding import choose_seed
+from relive.compat.step_rows import compute_advantages_and_returns
 from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_nonempty, check_positive_int
@@ -80,7 +80,7 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
         self.wrap_at_capacity = wrap_at_capacity
         self.max_seq_len, self.bptt_sequence_type = max_seq_len, bptt_sequence_type
         self._is_masked = False
-        self._random = np.random.default_rng(experiment_seed(seed))
+        self._random = np.random.default_rng(choose_seed(seed))
         self.reset()
         self._allocate()
 
@@ -266,7 +266,7 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
         ended = torch.cat([done[:-1], is_over.unsqueeze(0)])
         if self.use_gae:
             settings = {"gamma": self.gamma, "lam": self.gae_lambda}
-            advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
+            advantage, return_ = compute_advantages_and_returns(reward, value, last, ended, **settings)
         else:
             all_false = torch.zeros_like(ended)
             return_ = rl.discounted_return(reward, ended, all_false, gamma=self.gamma, last_value=last)
@@ -386,7 +386,7 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle of this class, or of AgileRL's class, whose pickles lack this class's private attributes."""
-        self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
+        self._is_masked, self._random = False, np.random.default_rng(choose_seed())
         self.reset()
         self.__dict__.update(state)
         saved_buffer, problem = state.get("buffer"), ""

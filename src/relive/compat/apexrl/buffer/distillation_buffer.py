@@ -10,8 +10,8 @@ import relive as rl
 from relive.compat.apexrl.buffer.replay_buffer import check_sample
 from relive.compat.apexrl.buffer.specs import list_leaves, to_device
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.seeding import experiment_seed
-from relive.compat.views import declare
+from relive.compat.seeding import choose_seed
+from relive.compat.views import declare_spec
 
 
 class DistillationBuffer:
@@ -34,7 +34,7 @@ class DistillationBuffer:
     ) -> None:
         self.capacity = capacity
         self.obs_shape = obs_shape
-        self.core = rl.DistillationBuffer(capacity, declare(obs_shape), device=device, seed=experiment_seed(seed))
+        self.core = rl.DistillationBuffer(capacity, declare_spec(obs_shape), device=device, seed=choose_seed(seed))
 
     @property
     def device(self) -> torch.device:

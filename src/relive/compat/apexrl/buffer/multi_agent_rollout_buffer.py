@@ -13,7 +13,7 @@ from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING_FIEL
 from relive.compat.apexrl.buffer.specs import convert_dones, list_leaves, to_plain
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows
-from relive.compat.views import WriteThroughDict, declare, map_tree, memory_views
+from relive.compat.views import WriteThroughDict, declare_spec, make_memory_views, map_tree
 from relive.errors import explain
 from relive.schema.checks import check_none_without, check_nonempty
 from relive.schema.fields import Field
@@ -46,9 +46,9 @@ class MultiAgentRolloutBuffer(StepBuffer):
     (torch.Size([1, 2, 4]), torch.int64)
     """
 
-    observations, actions, rewards, dones = memory_views("obs", "action", "reward", "done")
-    values, log_probs, advantages, returns = memory_views("value", "log_prob", *SCORES)
-    (states,) = memory_views("state")
+    observations, actions, rewards, dones = make_memory_views("obs", "action", "reward", "done")
+    values, log_probs, advantages, returns = make_memory_views("value", "log_prob", *SCORES)
+    (states,) = make_memory_views("state")
 
     def __init__(
         self, *, possible_agents: Sequence[str], num_envs: int, num_steps: int, obs_specs: Mapping[str, Spec],
@@ -59,9 +59,9 @@ class MultiAgentRolloutBuffer(StepBuffer):
         self.num_envs, self.num_steps = num_envs, num_steps
         self.obs_specs, self.state_spec = obs_specs, state_spec
         self.action_shapes, self.action_dtypes = action_shapes, action_dtypes
-        scalars = declare(dict.fromkeys(self.possible_agents, ()))
-        state = {} if state_spec is None else {"state": declare(state_spec)}
-        obs = {agent: declare(obs_specs[agent]) for agent in self.possible_agents}
+        scalars = declare_spec(dict.fromkeys(self.possible_agents, ()))
+        state = {} if state_spec is None else {"state": declare_spec(state_spec)}
+        obs = {agent: declare_spec(obs_specs[agent]) for agent in self.possible_agents}
         action = {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents}
         settings: dict[str, Any] = {"reward": scalars, "value": scalars, "extra": {"done": scalars, **state}}
         make = partial(rl.RolloutBuffer, num_steps, num_envs, obs, action, device=device, **settings)
@@ -93,7 +93,7 @@ class MultiAgentRolloutBuffer(StepBuffer):
     ) -> None:
         """Compute advantages and returns per agent; `last_values` [num_envs] are the values after the last step."""
         ended = map_tree(torch.Tensor.bool, self._rows.tensors["done"])
-        self._rows.score(last_values, ended, gamma=gamma, lam=gae_lambda)
+        self._rows.compute_scores(last_values, ended, gamma=gamma, lam=gae_lambda)
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages of all agents together to mean 0 and standard deviation 1."""

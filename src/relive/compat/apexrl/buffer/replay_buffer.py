@@ -22,8 +22,8 @@ from relive.compat.apexrl.buffer.specs import (
 )
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.pickling import PicklableBuffer, restore_core
-from relive.compat.seeding import experiment_seed
-from relive.compat.views import declare, map_tree, memory_views, share_memory
+from relive.compat.seeding import choose_seed
+from relive.compat.views import declare_spec, is_memory_shared, make_memory_views, map_tree
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_int, check_none_without
 from relive.schema.fields import Field
@@ -56,8 +56,8 @@ class ReplayBuffer(PicklableBuffer):
             [0.7000]])
     """
 
-    observations, actions, rewards, next_observations, dones = memory_views(*_CORE_NAMES.values())
-    critic_observations, next_critic_observations = memory_views(*_CRITIC)
+    observations, actions, rewards, next_observations, dones = make_memory_views(*_CORE_NAMES.values())
+    critic_observations, next_critic_observations = make_memory_views(*_CRITIC)
 
     def __init__(
         self, capacity: int, obs_shape: Spec, action_shape: tuple[int, ...] = (), device: torch.device | str = "cpu",
@@ -72,12 +72,12 @@ class ReplayBuffer(PicklableBuffer):
         self._num_written = 0
         """Number of transitions written since the last `clear`."""
         self._names = _CORE_NAMES if critic_obs_shape is None else _CORE_NAMES | _CRITIC
-        self._seed = experiment_seed(seed)
+        self._seed = choose_seed(seed)
         self._overwritten_obs = OverwrittenObs()
         self._zero_flags: dict[int | None, torch.Tensor] = {}
         """`truncated` of the latest batch, by its size; None is a single transition."""
         self._core = self._make_core(action_dtype or torch.float32)
-        first_field: Any = declare(obs_shape, obs_dtype)
+        first_field: Any = declare_spec(obs_shape, obs_dtype)
         while isinstance(first_field, Mapping):
             first_field = next(iter(first_field.values()))
         self._num_obs_axes = len(first_field.shape)
@@ -90,8 +90,8 @@ class ReplayBuffer(PicklableBuffer):
 
     def _make_core(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
         critic = {} if self.critic_obs_shape is None else _CRITIC
-        fields = declare(self.obs_shape, self.obs_dtype), Field(self.action_shape, action_dtype)
-        extra = {"dones": (), **{name: declare(self.critic_obs_shape, self.obs_dtype) for name in critic}}
+        fields = declare_spec(self.obs_shape, self.obs_dtype), Field(self.action_shape, action_dtype)
+        extra = {"dones": (), **{name: declare_spec(self.critic_obs_shape, self.obs_dtype) for name in critic}}
         settings: dict[str, Any] = {"device": self.device, "next_obs": "stored", "seed": self._seed}
         return rl.ReplayBuffer(self.capacity, *fields, extra=extra, **settings)
 
@@ -180,7 +180,7 @@ class ReplayBuffer(PicklableBuffer):
             remedy = "The environment reuses its memory: clone observations before the step."
             got = "observations that the next observations have overwritten"
             warnings.warn(explain("observations", "those before the step", got, remedy), DataWarning, stacklevel=3)
-        if not any(share_memory(*pair) for pair in pairs):
+        if not any(is_memory_shared(*pair) for pair in pairs):
             return next_obs
         return map_tree(lambda x: x.clone() if isinstance(x, torch.Tensor) else x.copy(), next_obs)
 
@@ -244,7 +244,7 @@ class ReplayBuffer(PicklableBuffer):
     def _list_specs(self) -> dict[str, Any]:
         return {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         self._core = restore_core(self._make_core(self.action_dtype or torch.float32), self._core)
 
 

@@ -14,9 +14,9 @@ import relive as rl
 from relive.compat.apexrl.buffer.overwritten import ReusedObs
 from relive.compat.apexrl.buffer.specs import convert_dones, declare_action, list_leaves, plain_spec, to_plain
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.seeding import experiment_seed, generator_on
+from relive.compat.seeding import choose_seed, make_generator
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows
-from relive.compat.views import declare, gather_rows, memory_views
+from relive.compat.views import declare_spec, gather_rows, make_memory_views
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_none_without, check_nonempty, check_positive_int
 from relive.schema.fields import Field
@@ -43,9 +43,9 @@ class SingleAgentRollout(StepBuffer):
     _action_is_known = True
     """Whether shape and dtype of actions are declared, by the constructor or by the first step."""
 
-    observations, privileged_observations, actions = memory_views("obs", PRIVILEGED, "action")
-    rewards, dones, values, log_probs = memory_views("reward", "dones", "value", "log_prob")
-    advantages, returns = memory_views(*SCORES)
+    observations, privileged_observations, actions = make_memory_views("obs", PRIVILEGED, "action")
+    rewards, dones, values, log_probs = make_memory_views("reward", "dones", "value", "log_prob")
+    advantages, returns = make_memory_views(*SCORES)
 
     @property
     def core(self) -> rl.RolloutBuffer:
@@ -65,9 +65,11 @@ class SingleAgentRollout(StepBuffer):
     def _make_rows(self, action: Field, hidden: Mapping[str, Any] | None = None, **settings: Any) -> StepRows:
         """Make the rows, with privileged observations if they are declared, and fields of hidden states."""
         hidden = hidden or {}
-        privileged = {} if self.privileged_obs_shape is None else {PRIVILEGED: declare(self.privileged_obs_shape)}
-        settings["extra"] = {"dones": declare(()), **privileged, **hidden}
-        make = partial(rl.RolloutBuffer, self.num_steps, self.num_envs, declare(self.obs_shape), action, **settings)
+        privileged = {} if self.privileged_obs_shape is None else {PRIVILEGED: declare_spec(self.privileged_obs_shape)}
+        settings["extra"] = {"dones": declare_spec(()), **privileged, **hidden}
+        make = partial(
+            rl.RolloutBuffer, self.num_steps, self.num_envs, declare_spec(self.obs_shape), action, **settings
+        )
         return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *hidden])
 
     def _choose_rows(self, _actions: Any) -> StepRows:
@@ -93,7 +95,7 @@ class SingleAgentRollout(StepBuffer):
         rows = self._choose_rows(actions)
         leaves = list_observation_leaves(rows, observations, privileged_observations)
         dones = convert_dones("dones", dones, rows.tensors["dones"].device)
-        if self._reused_obs.is_first_reuse(leaves[0], rows.newest_leaf()):
+        if self._reused_obs.is_first_reuse(leaves[0], rows.read_newest_first_leaf()):
             remedy = (
                 "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
             )
@@ -108,7 +110,7 @@ class SingleAgentRollout(StepBuffer):
         A truncated episode counts as ended: add the discounted value of the final observation to the last reward, as
         ApexRL's own runner does.
         """
-        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
+        self._rows.compute_scores(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
 
     def clear(self) -> None:
         """Remove the stored steps."""
@@ -117,7 +119,7 @@ class SingleAgentRollout(StepBuffer):
     def to(self: _Self, device: torch.device | str) -> _Self:
         """Move the stored steps to another device and return the buffer."""
         make: Any = self._rows.make_core
-        self._rows = self._rows.copy_to(partial(make.func, *make.args, **{**make.keywords, "device": device}))
+        self._rows = self._rows.copy_to_core(partial(make.func, *make.args, **{**make.keywords, "device": device}))
         return self
 
 
@@ -168,8 +170,8 @@ class RolloutBuffer(SingleAgentRollout):
         self._action_is_known = None not in self._action_arguments
         self._rows = self._make_rows(Field(action_shape or (), action_dtype or torch.float32), device=device)
         self._reused_obs = ReusedObs()
-        self._seed = experiment_seed(seed)
-        self._random = generator_on(self.device, self._seed)
+        self._seed = choose_seed(seed)
+        self._random = make_generator(self.device, self._seed)
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -248,7 +250,7 @@ class RolloutBuffer(SingleAgentRollout):
     def to(self, device: torch.device | str) -> RolloutBuffer:
         """Move the stored steps to another device and return the buffer."""
         super().to(device)
-        self._random = generator_on(self.device, self._seed)
+        self._random = make_generator(self.device, self._seed)
         return self
 
 

@@ -12,9 +12,9 @@ import relive as rl
 from relive.compat.apexrl.buffer.overwritten import ReusedObs
 from relive.compat.apexrl.buffer.rollout_buffer import TRAINING_FIELDS, SingleAgentRollout
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.step_rows import SCORES
-from relive.compat.views import memory_views
+from relive.compat.views import make_memory_views
 from relive.errors import NotReadyError, explain
 from relive.schema.checks import check_int
 from relive.schema.fields import Field
@@ -37,7 +37,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
     torch.Size([4, 2, 1, 8])
     """
 
-    actor_hidden_states, critic_hidden_states = memory_views(*_HIDDEN)
+    actor_hidden_states, critic_hidden_states = make_memory_views(*_HIDDEN)
 
     def __init__(
         self, num_envs: int, num_steps: int, obs_shape: Spec, action_shape: tuple[int, ...],
@@ -52,7 +52,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
         shapes = actor_hidden_shape, critic_hidden_shape
         hidden: dict[str, Any] = dict(zip(_HIDDEN, map(rl.Carry, shapes), strict=True))
         action = Field(action_shape, action_dtype)
-        self._rows = self._make_rows(action, hidden, device=device, seed=experiment_seed(seed))
+        self._rows = self._make_rows(action, hidden, device=device, seed=choose_seed(seed))
 
     def add(
         self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, values: Any,

@@ -13,9 +13,9 @@ from tensordict import TensorDict, TensorDictBase
 
 import relive as rl
 from relive.compat.pickling import PicklableBuffer
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.step_rows import StepBuffer, StepRows
-from relive.compat.views import memory_views
+from relive.compat.views import make_memory_views
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_choice
 
@@ -102,10 +102,10 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
     Transition = Transition
     Batch = Batch
 
-    observations, actions, rewards, dones = memory_views("observations", "actions", "rewards", "dones")
-    values, actions_log_prob, privileged_actions = memory_views("values", "actions_log_prob", "privileged_actions")
-    returns, advantages, distribution_params = memory_views("returns", "advantages", "distribution_params")
-    saved_hidden_state_a, saved_hidden_state_c = memory_views("saved_hidden_state_a", "saved_hidden_state_c")
+    observations, actions, rewards, dones = make_memory_views("observations", "actions", "rewards", "dones")
+    values, actions_log_prob, privileged_actions = make_memory_views("values", "actions_log_prob", "privileged_actions")
+    returns, advantages, distribution_params = make_memory_views("returns", "advantages", "distribution_params")
+    saved_hidden_state_a, saved_hidden_state_c = make_memory_views("saved_hidden_state_a", "saved_hidden_state_c")
 
     def __init__(
         self, training_type: str, num_envs: int, num_transitions_per_env: int, obs: TensorDict,
@@ -117,7 +117,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
         self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
         self._late_fields: dict[str, rl.Field] = {}
         """Fields of distribution parameters and hidden states, declared by the first step that has them."""
-        self._seed = experiment_seed()
+        self._seed = choose_seed()
         self._rows = StepRows(*self._layout(self._late_fields), _ORIGINAL_NAMES, "Set it before add_transition.")
         self._bind_memory()
 
@@ -168,7 +168,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
             for name, part in late.items():
                 field_type = rl.Field if name.startswith(_PARAMS_PREFIX) else rl.Carry
                 fields = fields | {name: field_type(part.shape[1:])}
-            rows = rows.copy_to(*self._layout(fields))
+            rows = rows.copy_to_core(*self._layout(fields))
         rows.write([*values, *(late.get(name, self._zero_states.get(name)) for name in fields)])
         if rows is not self._rows:
             self._rows, self._late_fields = rows, fields
@@ -261,7 +261,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
 
     _derived_attributes = ("memory", "_zero_states")
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         self._bind_memory()
 
 

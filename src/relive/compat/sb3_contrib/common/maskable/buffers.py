@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.views import memory_views
+from relive.compat.views import make_memory_views
 from relive.errors import explain
 
 __all__ = [
@@ -28,7 +28,7 @@ MaskableDictRolloutBufferSamples = contrib.MaskableDictRolloutBufferSamples
 class _MaskableBuffer(RolloutBuffer):
     """Base class of the rollout buffers with action masks."""
 
-    (action_masks,) = memory_views("action_masks")
+    (action_masks,) = make_memory_views("action_masks")
     _batch_types = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
     _attached_fields = RolloutBuffer._attached_fields | {"action_masks": "action_masks"}
     _casts_actions = False

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.views import map_tree, memory_views
+from relive.compat.views import make_memory_views, map_tree
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
@@ -30,7 +30,7 @@ _STATE_NAMES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_
 class _RecurrentBuffer(RolloutBuffer):
     """Base class of the rollout buffers with LSTM states."""
 
-    hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = memory_views(*_STATE_NAMES)
+    hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = make_memory_views(*_STATE_NAMES)
     _batch_types = (contrib.RecurrentRolloutBufferSamples, contrib.RecurrentDictRolloutBufferSamples)
     _casts_actions = False
 
@@ -46,7 +46,7 @@ class _RecurrentBuffer(RolloutBuffer):
         n_envs: int = 1,
     ) -> None:
         self.hidden_state_shape = hidden_state_shape
-        self._random = np.random.default_rng(experiment_seed())
+        self._random = np.random.default_rng(choose_seed())
         RolloutBuffer.__init__(self, buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
 
     @classmethod

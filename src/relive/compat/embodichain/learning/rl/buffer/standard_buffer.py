@@ -160,7 +160,7 @@ class RolloutBuffer(PicklableBuffer):
 
     _derived_attributes = ("_core", "_shared_fields", "_padding")
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         self._allocate()
         for name, shared in self._shared_fields.items():
             if name in self._rollout:
