@@ -19,7 +19,7 @@ class MemoryView:
     """A descriptor of an attribute that shows memory of its buffer; an assignment copies into the memory.
 
     `_get_memory(name)` of the buffer returns the memory: a tensor or an array, or a dict, TensorDict, tuple or list of
-    them. A buffer with a method `_assign(name, value)` handles assignments itself.
+    them. A buffer with a method `_set_memory(name, value)` handles assignments itself.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +32,7 @@ class MemoryView:
         return WriteThroughDict(self._name, memory) if type(memory) is dict else memory
 
     def __set__(self, buffer: Any, value: Any) -> None:
-        assign_name = getattr(buffer, "_assign", None)
+        assign_name = getattr(buffer, "_set_memory", None)
         if assign_name is not None:
             assign_name(self._name, value)
         else:

@@ -21,9 +21,9 @@ from relive.compat.pickling import PicklableBuffer
 from relive.compat.seeding import choose_seed
 from relive.compat.stable_baselines3.observations import (
     declare_fields,
-    overrides,
+    get_step_shapes,
+    has_overrides,
     reshape_step,
-    step_shapes,
     to_numpy,
 )
 from relive.compat.step_rows import compute_advantages_and_returns
@@ -68,17 +68,17 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         sb3.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda = gae_lambda
         self.gamma = gamma
-        self._has_own_batches = overrides(self, "_get_samples", "to_torch")
+        self._has_own_batches = has_overrides(self, "_get_samples", "to_torch")
         """Whether a user's class overrides a method of sampling, so that Stable-Baselines3's code makes the batches."""
-        self._check()
-        self._allocate()
+        self._check_observation_space()
+        self._allocate_memory()
         self.reset()
 
-    def _check(self) -> None:
+    def _check_observation_space(self) -> None:
         """Raise if this class does not support the observation space."""
 
-    def _allocate(self) -> None:
-        self._shapes = step_shapes(self.observation_space, self.n_envs)
+    def _allocate_memory(self) -> None:
+        self._shapes = get_step_shapes(self.observation_space, self.n_envs)
         self._no_ends = np.zeros(self.n_envs, np.bool_)
         """Flags without an end [n_envs], stored for a step until the next step reveals its ends."""
         self._action_dtype: Any = self.action_space.dtype
@@ -97,7 +97,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     def _get_memory(self, name: str) -> Any:
         return vars(self)[name]
 
-    def _assign(self, name: str, value: Any) -> None:
+    def _set_memory(self, name: str, value: Any) -> None:
         memory = self._arrays[name]
         if isinstance(memory, dict):
             arrays: Any = _ReplaceableArrays(name, memory)
@@ -127,7 +127,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
 
     def _set_derived_attributes(self) -> None:
         arrays = self._arrays
-        self._allocate()
+        self._allocate_memory()
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
         # The restored arrays are not flat, so a `get` of Stable-Baselines3's must flatten them.
@@ -188,21 +188,21 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         device = None if self.device.type == "cpu" else self.device
         fields = ("obs", "action", "value", "log_prob", *self._attached_fields.values())
         for batch in core.minibatches(size, fields=fields, device=device):
-            yield self._samples([batch[name] for name in fields])
+            yield self._make_samples([batch[name] for name in fields])
 
     def _require_full(self) -> None:
         if not self.full:
             remedy = f"Add {self.buffer_size - self.pos} more."
             raise NotReadyError(explain("get", f"{self.buffer_size} steps", self.pos, remedy))
 
-    def _samples(self, parts: list[Any]) -> Any:
+    def _make_samples(self, fields: list[Any]) -> Any:
         """Make the named tuple of a batch from its fields."""
-        obs, action, *other_parts = parts
+        obs, action, *other_fields = fields
         if self._casts_actions and action.dtype != torch.float32:
             action = action.float()
         if isinstance(obs, torch.Tensor):
-            return self._batch_types[0](obs, action, *other_parts)
-        return self._batch_types[1](dict(obs.items()), action, *other_parts)
+            return self._batch_types[0](obs, action, *other_fields)
+        return self._batch_types[1](dict(obs.items()), action, *other_fields)
 
     _attached_fields = _SCORES
     """The core's names of the arrays that are attached to it for batches."""
@@ -215,7 +215,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
 class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):
     """A `RolloutBuffer` for Dict observations only."""
 
-    def _check(self) -> None:
+    def _check_observation_space(self) -> None:
         if not isinstance(self.obs_shape, dict):
             # The message keeps Stable-Baselines3's words, because its tests match them.
             where = "DictRolloutBuffer must be used with Dict obs space only"
