@@ -117,7 +117,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         step = [fit_tree(name, value, place) for (name, place), value in zip(rows.field_rows, values, strict=True)]
         update_stats(self._stats_tracker, to_numpy(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
-            self._make_room()
+            self._make_room_for_step()
         rows.write(
             step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in list_named_leaves("", x)]
         )
@@ -126,11 +126,11 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
     def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:
         """Yield the row of the next step in `_observations`, `_actions`, …; see `BaseBuffer.add_context`."""
         if self._full and self.reset_strategy is ResetStrategy.RECURRENT:
-            self._make_room()
+            self._make_room_for_step()
         with super().add_context(*args, **kwargs) as pos:
             yield pos
 
-    def _make_room(self) -> None:
+    def _make_room_for_step(self) -> None:
         if self.reset_strategy is ResetStrategy.AUTO:
             self.reset()
             return
@@ -146,8 +146,8 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         is True, since the last step ended the episode.
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
-        last = fit_value("last_values", _flatten(last_values), value[0])
-        ended_last = fit_value("last_dones", as_bools(_flatten(last_dones)), ended[0])
+        last = fit_value("last_values", _flatten_to_tensor(last_values), value[0])
+        ended_last = fit_value("last_dones", as_bools(_flatten_to_tensor(last_dones)), ended[0])
         self._rows.compute_scores(last.masked_fill(ended_last, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
@@ -193,11 +193,11 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages to mean 0 and population standard deviation 1."""
-        _normalize(self._advantages)
+        _normalize_in_place(self._advantages)
 
     def normalize_returns(self) -> None:
         """Normalize the returns to mean 0 and population standard deviation 1."""
-        _normalize(self._returns)
+        _normalize_in_place(self._returns)
 
     @property
     def explained_variance(self) -> float:
@@ -225,15 +225,15 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         return _compute_unbiased_std(self._returns)
 
 
-def _normalize(x: torch.Tensor) -> None:
-    deviation, mean = torch.std_mean(x, correction=0)
-    x.sub_(mean).div_(deviation + 1e-6)
+def _normalize_in_place(values: torch.Tensor) -> None:
+    deviation, mean = torch.std_mean(values, correction=0)
+    values.sub_(mean).div_(deviation + 1e-6)
 
 
-def _compute_unbiased_std(x: torch.Tensor) -> float:
-    return float(x.std()) if x.numel() > 1 else 0.0
+def _compute_unbiased_std(values: torch.Tensor) -> float:
+    return float(values.std()) if values.numel() > 1 else 0.0
 
 
-def _flatten(value: Any) -> torch.Tensor:
+def _flatten_to_tensor(value: Any) -> torch.Tensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
     return tensor.flatten()

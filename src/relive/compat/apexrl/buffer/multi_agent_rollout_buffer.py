@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 import relive as rl
 from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING_FIELDS, check_not_full
-from relive.compat.apexrl.buffer.specs import convert_dones, list_leaves, to_plain
+from relive.compat.apexrl.buffer.specs import convert_dones, list_leaves, to_dicts
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows
 from relive.compat.views import WriteThroughDict, declare_spec, make_memory_views, map_tree
@@ -24,10 +24,10 @@ _AGENT_FIELDS = {name: field for name, field in TRAINING_FIELDS.items() if name 
 class AgentTensors(WriteThroughDict):
     """A dict with one tensor `[num_steps, num_envs, …]` per agent; assigning to an agent writes into the memory."""
 
-    def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
+    def _refuse_removal(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise TypeError(explain(self._where, "the tensors of every agent", "fewer", "Make a dict of your own."))
 
-    pop = popitem = clear = setdefault = __delitem__ = _refuse  # pyright: ignore[reportAssignmentType]
+    pop = popitem = clear = setdefault = __delitem__ = _refuse_removal  # pyright: ignore[reportAssignmentType]
 
 
 class MultiAgentRolloutBuffer(StepBuffer):
@@ -118,5 +118,5 @@ class MultiAgentRolloutBuffer(StepBuffer):
     def get_state_dict(self) -> dict[str, Any]:
         """Return `step` and all tensors in plain dicts; the tensors share the buffer's memory."""
         names = ("observations", "actions", "rewards", "dones", "values", "log_probs", "advantages", "returns")
-        tensors = {name: {agent: to_plain(x) for agent, x in getattr(self, name).items()} for name in names}
-        return {**tensors, "states": to_plain(self.states), "step": self.step}
+        tensors = {name: {agent: to_dicts(x) for agent, x in getattr(self, name).items()} for name in names}
+        return {**tensors, "states": to_dicts(self.states), "step": self.step}

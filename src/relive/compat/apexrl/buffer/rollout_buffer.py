@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.apexrl.buffer.overwritten import ReusedObs
-from relive.compat.apexrl.buffer.specs import convert_dones, declare_action, list_leaves, plain_spec, to_plain
+from relive.compat.apexrl.buffer.specs import convert_dones, declare_action, list_leaves, to_dicts, to_plain_spec
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import choose_seed, make_generator
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows
@@ -86,7 +86,7 @@ class SingleAgentRollout(StepBuffer):
         rows.stage([*list_observation_leaves(rows, observations, privileged_observations), actions])
         self._rows, self._action_is_known = rows, True
 
-    def _store(
+    def _store_step(
         self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any,
         *further_fields: Any,
     ) -> None:  # fmt: skip
@@ -188,7 +188,7 @@ class RolloutBuffer(SingleAgentRollout):
         log_probs: Any,
     ) -> None:  # fmt: skip
         """Store one step of every environment; `dones` [num_envs] is 1 where this step ended an episode."""
-        self._store(observations, privileged_observations, actions, rewards, dones, values, log_probs)
+        self._store_step(observations, privileged_observations, actions, rewards, dones, values, log_probs)
 
     def _choose_rows(self, actions: Any) -> StepRows:
         """Return rows for these actions; the first step declares the action if the constructor did not."""
@@ -222,12 +222,12 @@ class RolloutBuffer(SingleAgentRollout):
     def state_dict(self) -> dict[str, Any]:
         """Return the stored steps as tensors, dicts and numbers, for `torch.load(…, weights_only=True)`."""
         fields = {name: getattr(self, name) for name in (*_STEP_FIELDS, *_SCORES)}
-        rows = {name: rows if rows is None else to_plain(rows[: self.step].clone()) for name, rows in fields.items()}
-        return {"step": self.step, **self._layout(), **rows}
+        rows = {name: rows if rows is None else to_dicts(rows[: self.step].clone()) for name, rows in fields.items()}
+        return {"step": self.step, **self._describe_layout(), **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer unchanged."""
-        for name, expected in self._layout().items():
+        for name, expected in self._describe_layout().items():
             if state_dict[name] != expected:
                 raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {expected}")
         loaded_buffer = RolloutBuffer(
@@ -243,8 +243,8 @@ class RolloutBuffer(SingleAgentRollout):
             getattr(loaded_buffer, name)[: loaded_buffer.step] = state_dict[name].to(self.device)
         self._rows, self._action_is_known = loaded_buffer._rows, loaded_buffer._action_is_known
 
-    def _layout(self) -> dict[str, Any]:
-        specs = {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
+    def _describe_layout(self) -> dict[str, Any]:
+        specs = {name: to_plain_spec(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
         return {"num_envs": self.num_envs, "num_steps": self.num_steps, **specs}
 
     def to(self, device: torch.device | str) -> RolloutBuffer:

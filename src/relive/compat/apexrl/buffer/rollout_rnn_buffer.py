@@ -59,8 +59,8 @@ class RolloutRNNBuffer(SingleAgentRollout):
         log_probs: Any, actor_hidden_states: Any, critic_hidden_states: Any,
     ) -> None:  # fmt: skip
         """Store one step of every environment; hidden states (layers, num_envs, hidden) are those before the step."""
-        hidden = map(_swap_axes, (actor_hidden_states, critic_hidden_states))
-        self._store(observations, privileged_observations, actions, rewards, dones, values, log_probs, *hidden)
+        hidden = map(_swap_hidden_axes, (actor_hidden_states, critic_hidden_states))
+        self._store_step(observations, privileged_observations, actions, rewards, dones, values, log_probs, *hidden)
 
     def get_sequence_minibatches(
         self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
@@ -80,7 +80,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
         for score in SCORES:
             self._rows.view(score)
-        return map(self._rename, self._read_sequences(sequence_length, minibatch_size, shuffle))
+        return map(self._convert_batch, self._read_sequences(sequence_length, minibatch_size, shuffle))
 
     def _read_sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
         core = self.core
@@ -90,9 +90,9 @@ class RolloutRNNBuffer(SingleAgentRollout):
         (all_sequences,) = core.sequences(length, split_episodes=False, shuffle=False)
         return all_sequences[all_sequences["index"].argsort()].split(batch_size)
 
-    def _rename(self, batch: TensorDict) -> dict[str, Any]:
+    def _convert_batch(self, batch: TensorDict) -> dict[str, Any]:
         """Convert a batch of the core to ApexRL's names, with the time axis first."""
-        hidden = {name: _swap_axes(batch.pop(name)).contiguous() for name in _HIDDEN}
+        hidden = {name: _swap_hidden_axes(batch.pop(name)).contiguous() for name in _HIDDEN}
         del batch["index"]
         batch.batch_size = batch["mask"].shape
         steps = batch.transpose(0, 1).contiguous()
@@ -100,7 +100,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
         return {**fields, "dones": steps["dones"], **hidden}
 
 
-def _swap_axes(hidden: Any) -> Any:
+def _swap_hidden_axes(hidden: Any) -> Any:
     """Swap the axes of a hidden state: (layers, batch, hidden) to (batch, layers, hidden), or back."""
     if hidden is None or hidden.ndim < 2:
         return hidden

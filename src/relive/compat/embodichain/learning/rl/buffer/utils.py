@@ -49,7 +49,7 @@ def iterate_minibatches(
     target_device, source_device = as_device(device), first.device
     generator = _get_epoch_generator(rollout, source_device) if seed is None else make_generator(source_device, seed)
     order = torch.randperm(len(rollout), generator=generator, device=source_device)
-    batches = _read_rows(rollout, order.split(batch_size))
+    batches = _read_row_batches(rollout, order.split(batch_size))
     return batches if source_device == target_device else (to_device(batch, target_device) for batch in batches)
 
 
@@ -67,14 +67,14 @@ def _get_epoch_generator(rollout: TensorDict, device: torch.device) -> torch.Gen
     return _generators[key][1]
 
 
-def _read_rows(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:
+def _read_row_batches(rollout: TensorDict, indices: Iterable[torch.Tensor]) -> Iterator[TensorDict]:
     fields: dict[str, Any] = dict(rollout.items())
     if not all(type(field) is torch.Tensor for field in fields.values()):
-        return (rollout[part] for part in parts)
+        return (rollout[index] for index in indices)
     device = rollout.device
     return (
-        make_tensordict({name: x.index_select(0, part) for name, x in fields.items()}, part.shape, device)
-        for part in parts
+        make_tensordict({name: x.index_select(0, index) for name, x in fields.items()}, index.shape, device)
+        for index in indices
     )
 
 
