@@ -20,7 +20,7 @@ __all__ = ["ORIGINALS", "patch", "unpatch"]
 
 
 @dataclass(frozen=True)
-class Original:
+class OriginalLibrary:
     """A library whose buffers relive's buffers can replace."""
 
     distribution: str
@@ -36,18 +36,18 @@ class Original:
 
 
 ORIGINALS = {
-    "agilerl": Original(
+    "agilerl": OriginalLibrary(
         "agilerl", ("2.58",),
         tuple(f"components.{module}" for module in ("segment_tree", "replay_buffer", "data", "rollout_buffer")),
     ),
-    "apexrl": Original(
+    "apexrl": OriginalLibrary(
         "apexrl", ("0.2",),
         tuple(
             f"buffer.{kind}_buffer"
             for kind in ("rollout", "replay", "distillation", "rollout_rnn", "multi_agent_rollout")
         ),
     ),
-    "embodichain": Original(
+    "embodichain": OriginalLibrary(
         "embodichain", ("0.3",),
         (
             "learning.rl.buffer.standard_buffer", "learning.rl.buffer.utils", "learning.rl.algo.common",
@@ -56,18 +56,18 @@ ORIGINALS = {
             "agents.rl.algo.common",
         ),
     ),
-    "rl_buffer": Original(
+    "rl_buffer": OriginalLibrary(
         "rl-buffer", ("0.1",),
         (
             "base_buffer", "replay_buffer", "prioritized_replay_buffer", "rollout_buffer", "shared_base_buffer",
             "shared_replay_buffer", "stats_tracker", "utils.sum_tree",
         ),
     ),
-    "rsl_rl": Original("rsl-rl-lib", ("5.4", "5.5"), ("storage.rollout_storage",)),
-    "stable_baselines3": Original(
+    "rsl_rl": OriginalLibrary("rsl-rl-lib", ("5.4", "5.5"), ("storage.rollout_storage",)),
+    "stable_baselines3": OriginalLibrary(
         "stable-baselines3", ("2.9",), ("common.buffers", "her.her_replay_buffer"), "sb3_contrib"
     ),
-    "sb3_contrib": Original(
+    "sb3_contrib": OriginalLibrary(
         "sb3-contrib", ("2.9",), ("common.maskable.buffers", "common.recurrent.buffers"), "stable_baselines3"
     ),
 }  # fmt: skip
@@ -132,7 +132,7 @@ def unpatch(name: str) -> None:
             setattr(module, attribute, previous_values.get((module.__name__, attribute), original))
 
 
-def _find_original(where: str, name: str) -> Original:
+def _find_original(where: str, name: str) -> OriginalLibrary:
     if name not in ORIGINALS:
         raise ValueError(explain(where, f"one of {', '.join(ORIGINALS)}", repr(name), "Pass the package's name."))
     return ORIGINALS[name]
@@ -182,7 +182,7 @@ def _can_import(module: str) -> bool:
         return False
 
 
-def _warn_if_untested(root: str, original: Original, replacements: Sequence[Replacement]) -> None:
+def _warn_if_untested(root: str, original: OriginalLibrary, replacements: Sequence[Replacement]) -> None:
     """Warn if the installed version is untested; list the arguments that relive's classes lack."""
     try:
         installed_version = version(original.distribution)

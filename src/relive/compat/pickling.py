@@ -11,7 +11,7 @@ from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay.buffer import ReplayBuffer
 
 
-def rejects_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that restores a pickled buffer, such as `__setstate__`.
 
     If the pickle lacks an attribute, because another version of relive wrote it, an IncompatibleCheckpoint is raised.
@@ -48,7 +48,7 @@ class PicklableBuffer:
             name: pack_state(value) if isinstance(value, ReplayBuffer) else value for name, value in attributes.items()
         }
 
-    @rejects_other_versions
+    @refuse_other_versions
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         self._set_derived_attributes()

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import pad
 
 from relive.checkpoint.state_dict import pack, unpack
-from relive.compat.pickling import rejects_other_versions
+from relive.compat.pickling import refuse_other_versions
 from relive.compat.views import is_tree, list_named_leaves, map_tree
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
@@ -49,7 +49,7 @@ class StepBuffer:
         self._rows.step = step
 
     def _get_memory(self, field: str) -> Any:
-        return self._rows.view(field)
+        return self._rows.get_memory(field)
 
 
 class StepRows:
@@ -136,7 +136,7 @@ class StepRows:
             self._core.attach({name: map_tree(lambda x: x[: self._step], x) for name, x in self.scores.items()})
         return self._core
 
-    def write(self, values: Sequence[Any]) -> None:
+    def write_step(self, values: Sequence[Any]) -> None:
         """Store one step: one value per leaf of the fields, in order. A step that raises changes nothing."""
         if self._staged_leaves:
             repeated = [i for i in self._staged_leaves if values[i] is not None]
@@ -159,8 +159,8 @@ class StepRows:
         if self.scores:
             self.scores = {}
 
-    def stage(self, values: Sequence[Any]) -> None:
-        """Copy the values of the next step that are not None; `write` takes the missing values."""
+    def stage_values(self, values: Sequence[Any]) -> None:
+        """Copy the values of the next step that are not None; `write_step` takes the missing values."""
         leaf_numbers = [i for i, value in enumerate(values) if value is not None]
         self._refuse_second_values(self._staged_leaves.intersection(leaf_numbers), "Stage it once per step.")
         self._write_leaves(leaf_numbers, values)
@@ -217,7 +217,7 @@ class StepRows:
             scores = compute("last_values", last_value, rewards, values, ended)
         self.scores = {name: map_tree(itemgetter(i), scores) for i, name in enumerate(SCORES)}
 
-    def view(self, field: str) -> Any:
+    def get_memory(self, field: str) -> Any:
         """Return the memory of a field; None for an undeclared field.
 
         Advantages and returns are zero until they are computed or written.
@@ -229,11 +229,11 @@ class StepRows:
                 self.scores[field] = map_tree(torch.zeros_like, self.tensors["reward"])
         return self.scores[field]
 
-    def flat_view(self, field: str) -> Any:
-        """Return `view(field)` as `[T · N, …]`, ordered by time, then environment."""
+    def get_flat_memory(self, field: str) -> Any:
+        """Return `get_memory(field)` as `[T · N, …]`, ordered by time, then environment."""
         if field not in SCORES:
             return self._flat.get(field)
-        return map_tree(torch.Tensor.flatten, self.view(field))
+        return map_tree(torch.Tensor.flatten, self.get_memory(field))
 
     def copy_to_core(self, make_core: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
         """Copy the steps into the memory of a new core, which may have further fields."""
@@ -246,7 +246,7 @@ class StepRows:
     ) -> None:
         self.step, self._staged_leaves = step, set(staged)
         for name in scores:
-            self.view(name.partition(".")[0])
+            self.get_memory(name.partition(".")[0])
         for target, source in ((self.tensors, leaves), (self.scores, scores)):
             memory = _list_leaves(target)
             for name, leaf in source.items():
@@ -261,7 +261,7 @@ class StepRows:
         return _unpickle, (settings, *parts, self._step, self._staged_leaves)
 
 
-@rejects_other_versions
+@refuse_other_versions
 def _unpickle(settings: tuple[Any, ...], leaves: Any, scores: Any, *content: Any) -> StepRows:
     rows = StepRows(*settings)
     rows._copy_steps_from(unpack(leaves), unpack(scores), *content)

@@ -122,7 +122,7 @@ def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, A
     yield memory, converted
 
 
-def _get_parts(tree: Any) -> Any:
+def _get_parts(tree: Any) -> Mapping[Any, Any] | None:
     """Return the entries of a dict, TensorDict, tuple or list by key or number; None for any other value."""
     if isinstance(tree, tuple | list):
         return dict(enumerate(tree))
@@ -181,7 +181,7 @@ def is_memory_shared(obs: Any, next_obs: Any) -> bool:
     return abs(distance) < num_bytes and overlaps(obs, next_obs)
 
 
-def as_bools(value: Any) -> Any:
+def as_bools(value: Any) -> torch.Tensor | np.ndarray:
     """Convert numbers to bools: all numbers except zero are True."""
     if isinstance(value, torch.Tensor):
         return value if value.dtype is torch.bool else value != 0

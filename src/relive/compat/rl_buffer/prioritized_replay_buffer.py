@@ -76,7 +76,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
     @property
     def sum_tree(self) -> SumTree:
         """Tree of all priorities; leaf t · num_envs + env belongs to environment env in row t of the memory."""
-        return RowTree(self.core)
+        return BufferSumTree(self.core)
 
     @property
     def _max_priority(self) -> float:
@@ -84,7 +84,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
         return sampler.merge_largest()
 
 
-class RowTree(SumTree):
+class BufferSumTree(SumTree):
     """Copy of a buffer's priorities as a `SumTree`; `update` writes to the buffer, too."""
 
     def __init__(self, core: _Replay) -> None:

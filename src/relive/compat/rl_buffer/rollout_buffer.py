@@ -118,7 +118,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         update_stats(self._stats_tracker, to_numpy(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room_for_step()
-        rows.write(
+        rows.write_step(
             step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in list_named_leaves("", x)]
         )
 
@@ -155,7 +155,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         self._require_score("get")
         check_positive_int("batch_size", batch_size)
         count = self.total_current_size
-        columns = {name: self._rows.flat_view(field) for name, field in _BATCH_FIELDS.items()}
+        columns = {name: self._rows.get_flat_memory(field) for name, field in _BATCH_FIELDS.items()}
         if shuffle:
             order = torch.randperm(count, generator=self._random, device=self.store_device)
         else:
@@ -189,7 +189,7 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
     _advantages, _returns = make_memory_views(*SCORES)
 
     def _get_memory(self, field: str) -> Any:
-        return self._require_score(f"{field}s", field) if field in SCORES else self._rows.view(field)
+        return self._require_score(f"{field}s", field) if field in SCORES else self._rows.get_memory(field)
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages to mean 0 and population standard deviation 1."""

@@ -146,13 +146,13 @@ class ReplayBuffer(PicklableBuffer, find_original_class("components.replay_buffe
             raise SchemaError(explain("add", "a TensorDict of batch size [B]", list(data.batch_size), remedy))
         self._store_rows(to_columns(data, torch.device(self.device)), len(data))
 
-    def _store_rows(self, rows: dict[str, Any], count: int) -> None:
+    def _store_rows(self, rows: dict[str, Any], num_rows: int) -> None:
         core, fields = self.core, self._fields
         if core is None:
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
             core = self._make_core(fields, self._draw_seed())
-        placeholder_rows = torch.zeros(2, count, device=core.device)
-        all_false = torch.zeros(count, dtype=torch.bool, device=core.device)
+        placeholder_rows = torch.zeros(2, num_rows, device=core.device)
+        all_false = torch.zeros(num_rows, dtype=torch.bool, device=core.device)
         unused = {
             "obs": placeholder_rows[0],
             "reward": placeholder_rows[0],
@@ -161,8 +161,8 @@ class ReplayBuffer(PicklableBuffer, find_original_class("components.replay_buffe
         }
         core.extend({**unused, "truncated": all_false, "action": rows})
         self.core, self._fields = core, fields
-        self._num_written += count
-        self.counter += count
+        self._num_written += num_rows
+        self.counter += num_rows
 
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
         """Draw `batch_size` rows, or all if fewer are stored; `return_idx` adds ids "idxs" `[B]`. Ignores `beta`."""

@@ -297,15 +297,15 @@ class RolloutBuffer(PicklableBuffer, find_original_class("components.rollout_buf
         if batch_size is not None:
             indices = self._random.choice(total, check_positive_int("batch_size", batch_size), replace=False)
             rows = torch.from_numpy(indices).to(self.core.device)
-            return self._map_leaves(lambda leaf: leaf.index_select(0, rows), batch_size)
+            return self._map_flat_memory(lambda leaf: leaf.index_select(0, rows), batch_size)
         oldest = self._oldest_row * self.num_envs
         if oldest:
-            return self._map_leaves(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
-        return self._map_leaves(lambda leaf: leaf[:total].clone(), total)
+            return self._map_flat_memory(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
+        return self._map_flat_memory(lambda leaf: leaf[:total].clone(), total)
 
-    def _map_leaves(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
-        """Apply `read` to every leaf `[capacity · num_envs, …]`."""
-        return TensorDict(map_tree(read, self._flat_memory), batch_size=[count], device=self.core.device)
+    def _map_flat_memory(self, read_rows: Callable[[torch.Tensor], torch.Tensor], num_rows: int) -> TensorDict:
+        """Apply `read_rows` to every leaf `[capacity · num_envs, …]`."""
+        return TensorDict(map_tree(read_rows, self._flat_memory), batch_size=[num_rows], device=self.core.device)
 
     def _get_ordered_rollout(self) -> rl.RolloutBuffer:
         """Return a rollout of the stored steps, oldest first: the core, or after a wrap a copy."""

@@ -86,7 +86,9 @@ class MultiAgentRolloutBuffer(StepBuffer):
             "obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values,
             "log_prob": log_probs, **({} if self.state_spec is None else {"state": state}),
         }  # fmt: skip
-        rows.write([leaf for name, value in fields.items() for leaf in list_leaves(name, rows.tensors[name], value)])
+        rows.write_step(
+            [leaf for name, value in fields.items() for leaf in list_leaves(name, rows.tensors[name], value)]
+        )
 
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
@@ -98,7 +100,7 @@ class MultiAgentRolloutBuffer(StepBuffer):
     def normalize_advantages(self) -> None:
         """Normalize the advantages of all agents together to mean 0 and standard deviation 1."""
         steps = check_nonempty("normalize_advantages", self.step)
-        advantages = self._rows.view("advantage")
+        advantages = self._rows.get_memory("advantage")
         stacked = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
         for agent, normalized in zip(self.possible_agents, rl.normalize(stacked), strict=True):
             advantages[agent][:steps] = normalized
@@ -107,8 +109,8 @@ class MultiAgentRolloutBuffer(StepBuffer):
         """Return the stored transitions of one agent `[step · num_envs, …]`, ordered by time, then environment."""
         count = check_nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
-        fields = {name: rows.flat_view(field)[agent_id][:count] for name, field in _AGENT_FIELDS.items()}
-        states = None if self.state_spec is None else rows.flat_view("state")[:count]
+        fields = {name: rows.get_flat_memory(field)[agent_id][:count] for name, field in _AGENT_FIELDS.items()}
+        states = None if self.state_spec is None else rows.get_flat_memory("state")[:count]
         return {"observations": fields.pop("observations"), "states": states, **fields}
 
     def clear(self) -> None:

@@ -62,15 +62,15 @@ class SingleAgentRollout(StepBuffer):
         """Number of stored transitions."""
         return self._rows.step * self.num_envs
 
-    def _make_rows(self, action: Field, hidden: Mapping[str, Any] | None = None, **settings: Any) -> StepRows:
+    def _make_rows(self, action: Field, hidden_fields: Mapping[str, Any] | None = None, **settings: Any) -> StepRows:
         """Make the rows, with privileged observations if they are declared, and fields of hidden states."""
-        hidden = hidden or {}
+        hidden_fields = hidden_fields or {}
         privileged = {} if self.privileged_obs_shape is None else {PRIVILEGED: declare_spec(self.privileged_obs_shape)}
-        settings["extra"] = {"dones": declare_spec(()), **privileged, **hidden}
+        settings["extra"] = {"dones": declare_spec(()), **privileged, **hidden_fields}
         make = partial(
             rl.RolloutBuffer, self.num_steps, self.num_envs, declare_spec(self.obs_shape), action, **settings
         )
-        return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *hidden])
+        return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *hidden_fields])
 
     def _choose_rows(self, _actions: Any) -> StepRows:
         """Return the rows that store a step with these actions."""
@@ -83,7 +83,7 @@ class SingleAgentRollout(StepBuffer):
         """
         check_not_full(self._rows)
         rows = self._choose_rows(actions)
-        rows.stage([*list_observation_leaves(rows, observations, privileged_observations), actions])
+        rows.stage_values([*list_observation_leaves(rows, observations, privileged_observations), actions])
         self._rows, self._action_is_known = rows, True
 
     def _store_step(
@@ -101,7 +101,7 @@ class SingleAgentRollout(StepBuffer):
             )
             expected, got = "memory of its own for every step", "that of the step before, with other numbers"
             warnings.warn(explain("observations", expected, got, remedy), DataWarning, stacklevel=3)
-        rows.write([*leaves, actions, rewards, dones, *further_fields])
+        rows.write_step([*leaves, actions, rewards, dones, *further_fields])
         self._rows, self._action_is_known = rows, True
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
@@ -271,7 +271,7 @@ def list_observation_leaves(rows: StepRows, observations: Any, privileged_observ
 
 def _read_training_data(rows: StepRows) -> dict[str, Any]:
     """Return all rows `[T · N]` of the fields of training data."""
-    return {name: rows.flat_view(core_name) for name, core_name in TRAINING_FIELDS.items()}
+    return {name: rows.get_flat_memory(core_name) for name, core_name in TRAINING_FIELDS.items()}
 
 
 def _copy_first_rows(count: int, rows: Any) -> Any:

@@ -79,7 +79,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
             where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
         for score in SCORES:
-            self._rows.view(score)
+            self._rows.get_memory(score)
         return map(self._convert_batch, self._read_sequences(sequence_length, minibatch_size, shuffle))
 
     def _read_sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:

@@ -169,7 +169,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
                 field_type = rl.Field if name.startswith(_PARAMS_PREFIX) else rl.Carry
                 fields = fields | {name: field_type(part.shape[1:])}
             rows = rows.copy_to_core(*self._declare_core(fields))
-        rows.write([*values, *(late.get(name, self._zero_states.get(name)) for name in fields)])
+        rows.write_step([*values, *(late.get(name, self._zero_states.get(name)) for name in fields)])
         if rows is not self._rows:
             self._rows, self._late_fields = rows, fields
             self._bind_memory()

@@ -51,7 +51,7 @@ class RolloutBuffer(StepBuffer):
         if rows.is_full:
             remedy = "Train on the rollout, then set step = 0."
             raise IndexError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
-        rows.write((obs, action, reward, as_bools(done), value, logprob))
+        rows.write_step((obs, action, reward, as_bools(done), value, logprob))
 
     def set_extras(self, extras: Mapping[str, Any] | None) -> None:
         """Set tensors `[T, N, …]` to add to every batch; they replace earlier extras."""
@@ -62,7 +62,7 @@ class RolloutBuffer(StepBuffer):
         check_positive_int("batch_size", batch_size)
         rows = self._rows
         total = check_nonempty("iterate_minibatches", rows.step) * self.num_envs
-        memory = {name: rows.flat_view(core_name) for name, core_name in _CORE_NAMES.items()}
+        memory = {name: rows.get_flat_memory(core_name) for name, core_name in _CORE_NAMES.items()}
         memory |= {name: self._flatten_extra(name, extra) for name, extra in self._extras.items()}
         order = torch.randperm(total, generator=self._random, device=self.device)
         return ({name: x.index_select(0, index) for name, x in memory.items()} for index in order.split(batch_size))
