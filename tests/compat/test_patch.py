@@ -173,9 +173,9 @@ INSTALLED = ["rsl_rl", "stable_baselines3", "sb3_contrib", "agilerl", "embodicha
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_installed_version_has_the_arguments_of_our_classes(name: str) -> None:
     pytest.importorskip(name, reason=f"{name} is not installed")
-    pairs = list(patching.replacements(name))
+    pairs = list(patching.find_replacements(name))
     assert pairs
-    assert [difference for pair in pairs for difference in patching.differences(*pair)] == []
+    assert [difference for pair in pairs for difference in patching.find_differences(*pair)] == []
 
 
 class TestStableBaselines3:

@@ -8,15 +8,15 @@ import sys
 import pytest
 import torch
 
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 
 CODE = """
 import os, sys, torch
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 for before in sys.argv[1:]:
     if os.fork() == 0:  # a process that has made no seed yet
         exec(before)
-        print(experiment_seed(), torch.rand(1) and experiment_seed(), flush=True)
+        print(choose_seed(), torch.rand(1) and choose_seed(), flush=True)
         os._exit(0)
     os.wait()
 """
@@ -59,5 +59,5 @@ def test_processes_of_different_ranks_have_different_seeds(seeds: dict[str, list
 def test_every_seed_of_torch_is_accepted(seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = experiment_seed()
+        made = choose_seed()
     assert 0 <= made < 2**63

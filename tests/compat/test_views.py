@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from relive.compat.views import WriteThroughDict, assign
+from relive.compat.views import WriteThroughDict, copy_into_memory
 from relive.errors import SchemaError
 
 
@@ -29,7 +29,7 @@ def make_tensors(number: float) -> Any:
     ],
 )
 def test_equal_numbers_of_another_type_are_written(memory: Any, value: Any) -> None:
-    assign("x", memory, value)
+    copy_into_memory("x", memory, value)
     assert memory.tolist() == list(value)
 
 
@@ -44,12 +44,12 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_every_part_of_a_tree_is_written_or_the_assignment_is_refused(make: Any) -> None:
     memory, value = make(make_tensors(0)), make(make_tensors(7))
-    assign("x", memory, value)
+    copy_into_memory("x", memory, value)
     parts = memory if isinstance(memory, tuple | list) else memory.values()
     assert [part.unique().tolist() for part in parts] == [[7], [7]]
     for other in ({"a": torch.zeros(2, 3)}, {**make_tensors(1), "c": torch.zeros(2)}, [torch.zeros(2, 3)], None):
         with pytest.raises(SchemaError, match=r"x: expected the keys \[.*\], got .* Assign every part"):
-            assign("x", memory, other)
+            copy_into_memory("x", memory, other)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_every_part_of_a_tree_is_written_or_the_assignment_is_refused(make: Any)
 )  # fmt: skip
 def test_numbers_that_would_change_and_other_shapes_are_refused(memory: Any, value: Any, message: str) -> None:
     with pytest.raises(SchemaError, match=f"x: expected {message}"):
-        assign("x", memory, value)
+        copy_into_memory("x", memory, value)
     assert memory is None or not memory.any()
 
 
@@ -86,16 +86,16 @@ def test_assigning_to_a_key_of_a_dict_writes_the_memory() -> None:
 @pytest.mark.parametrize("value", [None, "x", object()], ids=["None", "text", "object"])
 def test_values_without_numbers_are_refused(memory: Any, value: Any) -> None:
     with pytest.raises(SchemaError, match=r"x: expected .*shape \(2,\), got"):
-        assign("x", memory, value)
+        copy_into_memory("x", memory, value)
 
 
 def test_a_part_that_does_not_fit_leaves_the_other_parts_unchanged() -> None:
     memory = make_tensors(0)
     with pytest.raises(SchemaError, match=r"x\.b: expected shape \(2,\)"):
-        assign("x", memory, {"a": torch.ones(2, 3), "b": torch.ones(5)})
+        copy_into_memory("x", memory, {"a": torch.ones(2, 3), "b": torch.ones(5)})
     assert not memory["a"].any()
 
 
 def test_the_message_names_the_type_of_a_number_that_is_assigned_to_a_dict() -> None:
     with pytest.raises(SchemaError, match=r"expected the keys \['a', 'b'\], got int"):
-        assign("x", make_tensors(0), 0)
+        copy_into_memory("x", make_tensors(0), 0)

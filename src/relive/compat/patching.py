@@ -20,7 +20,7 @@ __all__ = ["ORIGINALS", "patch", "unpatch"]
 
 
 @dataclass(frozen=True)
-class Original:
+class OriginalLibrary:
     """A library whose buffers relive's buffers can replace."""
 
     distribution: str
@@ -36,18 +36,18 @@ class Original:
 
 
 ORIGINALS = {
-    "agilerl": Original(
+    "agilerl": OriginalLibrary(
         "agilerl", ("2.58",),
         tuple(f"components.{module}" for module in ("segment_tree", "replay_buffer", "data", "rollout_buffer")),
     ),
-    "apexrl": Original(
+    "apexrl": OriginalLibrary(
         "apexrl", ("0.2",),
         tuple(
             f"buffer.{kind}_buffer"
             for kind in ("rollout", "replay", "distillation", "rollout_rnn", "multi_agent_rollout")
         ),
     ),
-    "embodichain": Original(
+    "embodichain": OriginalLibrary(
         "embodichain", ("0.3",),
         (
             "learning.rl.buffer.standard_buffer", "learning.rl.buffer.utils", "learning.rl.algo.common",
@@ -56,18 +56,18 @@ ORIGINALS = {
             "agents.rl.algo.common",
         ),
     ),
-    "rl_buffer": Original(
+    "rl_buffer": OriginalLibrary(
         "rl-buffer", ("0.1",),
         (
             "base_buffer", "replay_buffer", "prioritized_replay_buffer", "rollout_buffer", "shared_base_buffer",
             "shared_replay_buffer", "stats_tracker", "utils.sum_tree",
         ),
     ),
-    "rsl_rl": Original("rsl-rl-lib", ("5.4", "5.5"), ("storage.rollout_storage",)),
-    "stable_baselines3": Original(
+    "rsl_rl": OriginalLibrary("rsl-rl-lib", ("5.4", "5.5"), ("storage.rollout_storage",)),
+    "stable_baselines3": OriginalLibrary(
         "stable-baselines3", ("2.9",), ("common.buffers", "her.her_replay_buffer"), "sb3_contrib"
     ),
-    "sb3_contrib": Original(
+    "sb3_contrib": OriginalLibrary(
         "sb3-contrib", ("2.9",), ("common.maskable.buffers", "common.recurrent.buffers"), "stable_baselines3"
     ),
 }  # fmt: skip
@@ -105,13 +105,13 @@ def patch(name: str) -> AbstractContextManager[object]:
     """
     original = _find_original("patch", name)
     companions = [original.companion] if original.companion and _can_import(original.companion) else []
-    new_replacements = {root: list(replacements(root)) for root in (name, *companions) if root not in _rebindings}
+    new_replacements = {root: list(find_replacements(root)) for root in (name, *companions) if root not in _rebindings}
     # The warning precedes any rebinding, because it may be configured to raise.
-    for root, pairs in new_replacements.items():
-        _warn_untested(root, ORIGINALS[root], pairs)
+    for root, replacements in new_replacements.items():
+        _warn_if_untested(root, ORIGINALS[root], replacements)
     # Names are rebound after all imports, because imported modules must see the library's own classes.
-    for root, pairs in new_replacements.items():
-        _rebindings[root] = _rebind(root, pairs)
+    for root, replacements in new_replacements.items():
+        _rebindings[root] = _rebind_names(root, replacements)
     end_of_block = ExitStack()
     if name not in _patched:
         end_of_block.callback(unpatch, name)
@@ -125,36 +125,36 @@ def unpatch(name: str) -> None:
     _patched.discard(name)
     active_roots = _patched | {ORIGINALS[root].companion for root in _patched}
     for root in _rebindings.keys() - active_roots:
-        pairs, previous_values = _rebindings.pop(root)
-        originals_by_id = {id(pair.ours): pair.original for pair in pairs}
-        for module, attribute, value in list(_bindings(root, originals_by_id)):
+        replacements, previous_values = _rebindings.pop(root)
+        originals_by_id = {id(pair.ours): pair.original for pair in replacements}
+        for module, attribute, value in list(_find_bindings(root, originals_by_id)):
             original = originals_by_id[id(value)]
             setattr(module, attribute, previous_values.get((module.__name__, attribute), original))
 
 
-def _find_original(where: str, name: str) -> Original:
+def _find_original(where: str, name: str) -> OriginalLibrary:
     if name not in ORIGINALS:
         raise ValueError(explain(where, f"one of {', '.join(ORIGINALS)}", repr(name), "Pass the package's name."))
     return ORIGINALS[name]
 
 
-def _rebind(root: str, pairs: list[Replacement]) -> _Rebinding:
-    ours_by_id = {id(pair.original): pair.ours for pair in pairs}
+def _rebind_names(root: str, replacements: list[Replacement]) -> _Rebinding:
+    ours_by_id = {id(pair.original): pair.ours for pair in replacements}
     # A name that is already bound to relive's class is recorded, too, so that `unpatch` does not change this name.
-    bindings = list(_bindings(root, {*ours_by_id, *map(id, ours_by_id.values())}))
+    bindings = list(_find_bindings(root, {*ours_by_id, *map(id, ours_by_id.values())}))
     for module, attribute, value in bindings:
         setattr(module, attribute, ours_by_id.get(id(value), value))
-    return _Rebinding(pairs, {(module.__name__, attribute): value for module, attribute, value in bindings})
+    return _Rebinding(replacements, {(module.__name__, attribute): value for module, attribute, value in bindings})
 
 
-def _bindings(root: str, ids: Collection[int]) -> Iterator[tuple[ModuleType, str, Any]]:
+def _find_bindings(root: str, object_ids: Collection[int]) -> Iterator[tuple[ModuleType, str, Any]]:
     """Yield the module-level names of a library's loaded modules that are bound to an object with one of these ids."""
     for path, module in list(sys.modules.items()):
         if path.partition(".")[0] == root and isinstance(module, ModuleType):
-            yield from ((module, name, value) for name, value in list(vars(module).items()) if id(value) in ids)
+            yield from ((module, name, value) for name, value in list(vars(module).items()) if id(value) in object_ids)
 
 
-def replacements(root: str) -> Iterator[Replacement]:
+def find_replacements(root: str) -> Iterator[Replacement]:
     """Yield every class and function of a library that relive replaces, with its replacement."""
     original = ORIGINALS[root]
     paths = [path for path in original.modules if _can_import(f"{root}.{path}")]
@@ -182,7 +182,7 @@ def _can_import(module: str) -> bool:
         return False
 
 
-def _warn_untested(root: str, original: Original, pairs: Sequence[Replacement]) -> None:
+def _warn_if_untested(root: str, original: OriginalLibrary, replacements: Sequence[Replacement]) -> None:
     """Warn if the installed version is untested; list the arguments that relive's classes lack."""
     try:
         installed_version = version(original.distribution)
@@ -190,16 +190,16 @@ def _warn_untested(root: str, original: Original, pairs: Sequence[Replacement]) 
         installed_version = "no version"
     if ".".join(installed_version.split(".")[:2]) in original.tested_versions:
         return
-    lacks = [difference for pair in pairs for difference in differences(*pair)]
+    lacks = [difference for pair in replacements for difference in find_differences(*pair)]
     remedy = f"These differ from ours: {'; '.join(lacks)}." if lacks else "Its arguments are those of ours."
     expected = f"{original.distribution} {' or '.join(original.tested_versions)}, which was tested"
     warnings.warn(explain(f"patch({root!r})", expected, installed_version, remedy), stacklevel=4)
 
 
-def differences(where: str, original: Any, ours: Any) -> Iterator[str]:
+def find_differences(where: str, original: Any, ours: Any) -> Iterator[str]:
     """Yield the methods and arguments of a library's class or function that relive's lacks."""
     if not inspect.isclass(original):
-        if inspect.isroutine(original) and (arguments := _missing_arguments(original, ours)):
+        if inspect.isroutine(original) and (arguments := _format_missing_arguments(original, ours)):
             yield f"{where}{arguments}"
         return
     for name, member in vars(original).items():
@@ -207,11 +207,11 @@ def differences(where: str, original: Any, ours: Any) -> Iterator[str]:
             continue
         if not hasattr(ours, name):
             yield f"{where}.{name} is missing"
-        elif inspect.isfunction(member) and (arguments := _missing_arguments(member, getattr(ours, name))):
+        elif inspect.isfunction(member) and (arguments := _format_missing_arguments(member, getattr(ours, name))):
             yield f"{where}.{name}{arguments}"
 
 
-def _missing_arguments(original: Any, ours: Any) -> str | None:
+def _format_missing_arguments(original: Any, ours: Any) -> str | None:
     """Return the arguments of `original` in brackets if relive's `ours` lacks them or their order, else None."""
     expected, accepted = (list(inspect.signature(function).parameters.values()) for function in (original, ours))
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in accepted):

@@ -11,7 +11,7 @@ from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay.buffer import ReplayBuffer
 
 
-def rejects_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that restores a pickled buffer, such as `__setstate__`.
 
     If the pickle has other contents, because another version of relive wrote it, an IncompatibleCheckpoint is raised.
@@ -32,13 +32,13 @@ def rejects_other_versions(function: Callable[..., Any]) -> Callable[..., Any]:
 class PicklableBuffer:
     """Base class of buffers whose pickles and copies contain the state of a replay core instead of the core.
 
-    Attributes that `_derive` sets are left out.
+    Attributes that `_set_derived_attributes` sets are left out.
     """
 
     _derived_attributes: tuple[str, ...] = ()
-    """Names of the attributes that `_derive` sets."""
+    """Names of the attributes that `_set_derived_attributes` sets."""
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         """Set the derived attributes from the restored ones; a core is still its saved state, for `restore_core`."""
         raise NotImplementedError
 
@@ -48,10 +48,10 @@ class PicklableBuffer:
             name: pack_state(value) if isinstance(value, ReplayBuffer) else value for name, value in attributes.items()
         }
 
-    @rejects_other_versions
+    @refuse_other_versions
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
-        self._derive()
+        self._set_derived_attributes()
 
 
 def restore_core(core: ReplayBuffer, state: Any) -> ReplayBuffer:

@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import pad
 
 from relive.checkpoint.state_dict import pack, unpack
-from relive.compat.pickling import rejects_other_versions
-from relive.compat.views import is_tree, map_tree, named_leaves
+from relive.compat.pickling import refuse_other_versions
+from relive.compat.views import is_tree, list_named_leaves, map_tree
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
 from relive.kernels.steps import row_writer
@@ -49,7 +49,7 @@ class StepBuffer:
         self._rows.step = step
 
     def _get_memory(self, field: str) -> Any:
-        return self._rows.view(field)
+        return self._rows.get_memory(field)
 
 
 class StepRows:
@@ -80,20 +80,20 @@ class StepRows:
         self._flat: dict[str, Any] = {str(name): flat[name] for name in flat.keys()}
         """The memory as `[T · N, …]`, ordered by time, then environment."""
         self._leaves = [
-            leaf for name in self._fields for leaf in named_leaves(self._names.get(name, name), self.tensors[name])
+            leaf for name in self._fields for leaf in list_named_leaves(self._names.get(name, name), self.tensors[name])
         ]
         self._leaf_rows = [(name, tensor[0]) for name, tensor in self._leaves]
         self._first_leaf = self._leaves[0][1].unbind(0)
         self.field_rows = [(name, self.tensors[name][0]) for name in self._fields]
         """The fields of a step, each with a row of its memory: values must have the row's shape and dtype."""
-        self._bind()
+        self._set_writer()
         self._step = 0
         self._staged_leaves: set[int] = set()
         self.scores: dict[str, Any] = {}
         """Advantages and returns of the stored steps by the core's names: tensors `[T, N]`, or dicts of them."""
         self._are_steps_stored = True
 
-    def _bind(self) -> None:
+    def _set_writer(self) -> None:
         """Make the writer for the current memory; `share_memory_` moves the memory of a tensor."""
         self._writer = row_writer([x for _, x in self._leaves], [False] * len(self._leaves), has_env_axis=True)
 
@@ -136,21 +136,21 @@ class StepRows:
             self._core.attach({name: map_tree(lambda x: x[: self._step], x) for name, x in self.scores.items()})
         return self._core
 
-    def write(self, values: Sequence[Any]) -> None:
+    def write_step(self, values: Sequence[Any]) -> None:
         """Store one step: one value per leaf of the fields, in order. A step that raises changes nothing."""
         if self._staged_leaves:
             repeated = [i for i in self._staged_leaves if values[i] is not None]
-            self._refuse_second(repeated, "It is staged already: leave it out.")
+            self._refuse_second_values(repeated, "It is staged already: leave it out.")
             self._write_leaves([i for i in range(len(self._leaves)) if i not in self._staged_leaves], values)
             self._staged_leaves = set()
         else:
             if self._writer.have_moved():
-                self._bind()
+                self._set_writer()
             step_values, last_misfit = list(values), -1
             misfit = self._writer.write(self._step, tuple(step_values), None)
             # `misfit` is the first leaf that does not fit; each round converts it and tries again, so `misfit` grows.
             while misfit > last_misfit:
-                step_values[misfit] = self._fit(misfit, step_values[misfit])
+                step_values[misfit] = self._fit_value(misfit, step_values[misfit])
                 last_misfit, misfit = misfit, self._writer.write(self._step, tuple(step_values), None)
             if misfit >= 0:
                 self._write_leaves(range(len(step_values)), step_values)
@@ -159,40 +159,40 @@ class StepRows:
         if self.scores:
             self.scores = {}
 
-    def stage(self, values: Sequence[Any]) -> None:
-        """Copy the values of the next step that are not None; `write` takes the missing values."""
+    def stage_values(self, values: Sequence[Any]) -> None:
+        """Copy the values of the next step that are not None; `write_step` takes the missing values."""
         leaf_numbers = [i for i, value in enumerate(values) if value is not None]
-        self._refuse_second(self._staged_leaves.intersection(leaf_numbers), "Stage it once per step.")
+        self._refuse_second_values(self._staged_leaves.intersection(leaf_numbers), "Stage it once per step.")
         self._write_leaves(leaf_numbers, values)
         self._staged_leaves.update(leaf_numbers)
 
     def _write_leaves(self, leaf_numbers: Sequence[int], values: Sequence[Any]) -> None:
         """Convert `values[i]` for every i in `leaf_numbers`, and write them to leaf i in the row of the next step."""
         if self._writer.have_moved():
-            self._bind()
-        fitting_values = tuple(self._fit(i, values[i]) for i in leaf_numbers)
+            self._set_writer()
+        fitting_values = tuple(self._fit_value(i, values[i]) for i in leaf_numbers)
         misfit = self._writer.write_converted(self._step, fitting_values, tuple(leaf_numbers))
         if misfit >= 0:
             raise misaligned_error(self._leaves[leaf_numbers[misfit]][0])
 
-    def _fit(self, leaf_number: int, value: Any) -> torch.Tensor:
+    def _fit_value(self, leaf_number: int, value: Any) -> torch.Tensor:
         """Convert a value to the shape, dtype and device of the leaf `leaf_number`."""
         name, row = self._leaf_rows[leaf_number]
         if value is None and self._remedy is not None:
             raise SchemaError(explain(name, "a tensor", None, self._remedy))
-        return fit(name, value, row).contiguous()
+        return fit_value(name, value, row).contiguous()
 
-    def _refuse_second(self, leaf_numbers: Iterable[int], remedy: str) -> None:
+    def _refuse_second_values(self, leaf_numbers: Iterable[int], remedy: str) -> None:
         for number in leaf_numbers:
             raise SchemaError(explain(self._leaves[number][0], "one value per step", "a second value", remedy))
 
-    def newest_leaf(self) -> torch.Tensor | None:
+    def read_newest_first_leaf(self) -> torch.Tensor | None:
         """Return the first leaf of the newest step; None without steps."""
         return self._first_leaf[self._step - 1] if self._step else None
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def score(self, last_value: Any, ended: Any, *, gamma: float, lam: float) -> None:
+    def compute_scores(self, last_value: Any, ended: Any, *, gamma: float, lam: float) -> None:
         """Compute advantages and returns of the stored steps.
 
         `ended` [T, N] marks ends of episodes; `last_value` [N] belongs to the state after the last step. If rewards
@@ -203,7 +203,9 @@ class StepRows:
 
         def compute(where: str, last: Any, *rows: torch.Tensor) -> list[torch.Tensor]:
             reward, value, ends = (x[:steps] for x in rows)
-            scores = advantages_and_returns(reward, value, fit(where, last, value[0]), ends, gamma=gamma, lam=lam)
+            scores = compute_advantages_and_returns(
+                reward, value, fit_value(where, last, value[0]), ends, gamma=gamma, lam=lam
+            )
             return [pad(x, (0, 0, 0, self.num_steps - steps)) if steps < self.num_steps else x for x in scores]
 
         if is_tree(rewards):
@@ -215,7 +217,7 @@ class StepRows:
             scores = compute("last_values", last_value, rewards, values, ended)
         self.scores = {name: map_tree(itemgetter(i), scores) for i, name in enumerate(SCORES)}
 
-    def view(self, field: str) -> Any:
+    def get_memory(self, field: str) -> Any:
         """Return the memory of a field; None for an undeclared field.
 
         Advantages and returns are zero until they are computed or written.
@@ -227,24 +229,24 @@ class StepRows:
                 self.scores[field] = map_tree(torch.zeros_like, self.tensors["reward"])
         return self.scores[field]
 
-    def flat_view(self, field: str) -> Any:
-        """Return `view(field)` as `[T · N, …]`, ordered by time, then environment."""
+    def get_flat_memory(self, field: str) -> Any:
+        """Return `get_memory(field)` as `[T · N, …]`, ordered by time, then environment."""
         if field not in SCORES:
             return self._flat.get(field)
-        return map_tree(torch.Tensor.flatten, self.view(field))
+        return map_tree(torch.Tensor.flatten, self.get_memory(field))
 
-    def copy_to(self, make_core: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
+    def copy_to_core(self, make_core: Callable[[], RolloutBuffer], fields: Iterable[str] | None = None) -> StepRows:
         """Copy the steps into the memory of a new core, which may have further fields."""
         rows = StepRows(make_core, self._fields if fields is None else fields, self._names, self._remedy)
-        rows._fill(_list_leaves(self.tensors), _list_leaves(self.scores), self._step, self._staged_leaves)
+        rows._copy_steps_from(_list_leaves(self.tensors), _list_leaves(self.scores), self._step, self._staged_leaves)
         return rows
 
-    def _fill(
+    def _copy_steps_from(
         self, leaves: Mapping[str, torch.Tensor], scores: Mapping[str, torch.Tensor], step: int, staged: Iterable[int]
     ) -> None:
         self.step, self._staged_leaves = step, set(staged)
         for name in scores:
-            self.view(name.partition(".")[0])
+            self.get_memory(name.partition(".")[0])
         for target, source in ((self.tensors, leaves), (self.scores, scores)):
             memory = _list_leaves(target)
             for name, leaf in source.items():
@@ -259,19 +261,19 @@ class StepRows:
         return _unpickle, (settings, *parts, self._step, self._staged_leaves)
 
 
-@rejects_other_versions
+@refuse_other_versions
 def _unpickle(settings: tuple[Any, ...], leaves: Any, scores: Any, *content: Any) -> StepRows:
     rows = StepRows(*settings)
-    rows._fill(unpack(leaves), unpack(scores), *content)
+    rows._copy_steps_from(unpack(leaves), unpack(scores), *content)
     return rows
 
 
 def _list_leaves(trees: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of fields by their dotted names."""
-    return {path: leaf for name, tree in trees.items() for path, leaf in named_leaves(name, tree)}
+    return {path: leaf for name, tree in trees.items() for path, leaf in list_named_leaves(name, tree)}
 
 
-def advantages_and_returns(
+def compute_advantages_and_returns(
     reward: torch.Tensor,
     value: torch.Tensor,
     last_value: torch.Tensor,
@@ -285,29 +287,29 @@ def advantages_and_returns(
     return gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=lam)
 
 
-def fit(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
-    """Convert `value` to a tensor with the shape, dtype and device of `place` [N, …]; errors name both shapes.
+def fit_value(name: str, value: Any, row: torch.Tensor) -> torch.Tensor:
+    """Convert `value` to a tensor with the shape, dtype and device of `row` [N, …]; errors name both shapes.
 
     Leading axes of length one may be missing or added: that broadcasts nothing.
     """
-    shape = tuple(place.shape)
+    shape = tuple(row.shape)
     if (
         type(value) is torch.Tensor
         and value.shape == shape
-        and value.dtype is place.dtype
-        and value.device == place.device
+        and value.dtype is row.dtype
+        and value.device == row.device
         and not value.requires_grad
     ):
         return value
     if isinstance(value, torch.Tensor):
-        value = value.detach().to(place.device)
+        value = value.detach().to(row.device)
     if (
         value is not None
         and np.shape(value) != shape
         and _trim_leading_ones(np.shape(value)) == _trim_leading_ones(shape)
     ):
         value = (value if isinstance(value, torch.Tensor) else np.asarray(value)).reshape(shape)
-    return convert(name, Field(shape[1:], place.dtype), value, shape[:1], place.device)
+    return convert(name, Field(shape[1:], row.dtype), value, shape[:1], row.device)
 
 
 def _trim_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

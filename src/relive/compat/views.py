@@ -19,7 +19,7 @@ class MemoryView:
     """A descriptor of an attribute that shows memory of its buffer; an assignment copies into the memory.
 
     `_get_memory(name)` of the buffer returns the memory: a tensor or an array, or a dict, TensorDict, tuple or list of
-    them. A buffer with a method `_assign(name, value)` handles assignments itself.
+    them. A buffer with a method `_set_memory(name, value)` handles assignments itself.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,14 +32,14 @@ class MemoryView:
         return WriteThroughDict(self._name, memory) if type(memory) is dict else memory
 
     def __set__(self, buffer: Any, value: Any) -> None:
-        assign_name = getattr(buffer, "_assign", None)
+        assign_name = getattr(buffer, "_set_memory", None)
         if assign_name is not None:
             assign_name(self._name, value)
         else:
-            assign(self._name, buffer._get_memory(self._name), value)
+            copy_into_memory(self._name, buffer._get_memory(self._name), value)
 
 
-def memory_views(*names: str) -> tuple[Any, ...]:
+def make_memory_views(*names: str) -> tuple[Any, ...]:
     """Make a `MemoryView` per name."""
     return tuple(map(MemoryView, names))
 
@@ -54,7 +54,7 @@ class WriteThroughDict(dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self:
             raise KeyError(explain(self._where, f"one of {sorted(self)}", key, "Assign to one of them."))
-        assign(f"{self._where}.{key}", self[key], value)
+        copy_into_memory(f"{self._where}.{key}", self[key], value)
 
     def update(self, *others: Any, **named: Any) -> None:
         """Assign to several keys."""
@@ -83,7 +83,7 @@ class WriteThroughTensorDict(TensorDict):
             self.set_(key, value)
 
 
-def assign(where: str, memory: Any, value: Any) -> None:
+def copy_into_memory(where: str, memory: Any, value: Any) -> None:
     """Copy a value into memory of the same structure and shapes; an error leaves the memory unchanged.
 
     Raises a SchemaError for numbers that memory of integers or bools cannot hold.
@@ -99,7 +99,7 @@ def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, A
     if memory is None:
         remedy = "Declare the field, or add a step that has it."
         raise SchemaError(explain(where, "a field of this buffer", "one without memory", remedy))
-    parts = _parts(memory)
+    parts = _get_parts(memory)
     if parts is not None:
         new_parts: Any = dict(enumerate(value)) if isinstance(value, tuple | list) else value
         check_keys(where, new_parts, parts.keys(), remedy="Assign every part.")
@@ -122,7 +122,7 @@ def _convert_parts(where: str, memory: Any, value: Any) -> Iterator[tuple[Any, A
     yield memory, converted
 
 
-def _parts(tree: Any) -> Any:
+def _get_parts(tree: Any) -> Mapping[Any, Any] | None:
     """Return the entries of a dict, TensorDict, tuple or list by key or number; None for any other value."""
     if isinstance(tree, tuple | list):
         return dict(enumerate(tree))
@@ -149,22 +149,22 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}
 
 
-def declare(spec: Any, dtype: Any = torch.float32) -> Any:
+def declare_spec(spec: Any, dtype: Any = torch.float32) -> Any:
     """Declare fields for the core from a shape or a dict of shapes; leaves without their own dtype get `dtype`.
 
     `dtype` may be a dict with the keys of `spec`.
     """
     if isinstance(spec, Mapping):
         dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(spec, dtype)
-        return {key: declare(part, dtypes[key]) for key, part in spec.items()}
+        return {key: declare_spec(part, dtypes[key]) for key, part in spec.items()}
     return Field(spec.shape, spec.dtype) if hasattr(spec, "dtype") else Field(spec, dtype)
 
 
-def named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:
+def list_named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:
     """List the tensors of a tree with their dotted names."""
     if not is_tree(tree):
         return [(name, tree)]
-    return [leaf for key, part in tree.items() for leaf in named_leaves(f"{name}.{key}", part)]
+    return [leaf for key, part in tree.items() for leaf in list_named_leaves(f"{name}.{key}", part)]
 
 
 def gather_rows(index: torch.Tensor, rows: Any) -> Any:
@@ -172,7 +172,7 @@ def gather_rows(index: torch.Tensor, rows: Any) -> Any:
     return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else None if rows is None else rows[index]
 
 
-def share_memory(obs: Any, next_obs: Any) -> bool:
+def is_memory_shared(obs: Any, next_obs: Any) -> bool:
     """Whether two observations share memory."""
     if not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
         return overlaps(obs, next_obs)
@@ -181,7 +181,7 @@ def share_memory(obs: Any, next_obs: Any) -> bool:
     return abs(distance) < num_bytes and overlaps(obs, next_obs)
 
 
-def as_bools(value: Any) -> Any:
+def as_bools(value: Any) -> torch.Tensor | np.ndarray:
     """Convert numbers to bools: all numbers except zero are True."""
     if isinstance(value, torch.Tensor):
         return value if value.dtype is torch.bool else value != 0

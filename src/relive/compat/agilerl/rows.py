@@ -14,7 +14,7 @@ from relive.compat.views import map_tree
 from relive.schema.assembly import make_tensordict
 
 
-def original_class(module: str, name: str, default: Any = object) -> Any:
+def find_original_class(module: str, name: str, default: Any = object) -> Any:
     """Return the class `name` of AgileRL's `module`; return `default` without AgileRL.
 
     The distribution must be installed: a folder named agilerl is not enough.

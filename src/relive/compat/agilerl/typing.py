@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from relive.compat.agilerl.rows import original_class
+from relive.compat.agilerl.rows import find_original_class
 
 __all__ = ["BPTTSequenceType"]
 
@@ -24,7 +24,7 @@ class BPTTSequenceType(Enum):
 
 
 # Where AgileRL is installed, this name is AgileRL's own enumeration, which gets the documented spelling as an alias.
-_sequence_type: Any = original_class("typing", "BPTTSequenceType", BPTTSequenceType)
+_sequence_type: Any = find_original_class("typing", "BPTTSequenceType", BPTTSequenceType)
 if not hasattr(_sequence_type, "FIFTY_PERCENT_OVERLAPPING"):
     _sequence_type.FIFTY_PERCENT_OVERLAPPING = _sequence_type.FIFTY_PERCENT_OVERLAP
 BPTTSequenceType = _sequence_type

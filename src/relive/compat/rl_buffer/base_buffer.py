@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from relive.compat.rl_buffer.stats_tracker import to_numpy
-from relive.compat.step_rows import fit
+from relive.compat.step_rows import fit_value
 from relive.schema.checks import check_keys, check_positive_int
 
 CPU = torch.device("cpu")
@@ -132,11 +132,11 @@ def update_stats(
     tracker.update(dones=dones, rewards=to_numpy(rewards), infos=infos, done_reasons=reasons)
 
 
-def fit_tree(name: str, value: Any, place: Any) -> Any:
-    """Convert a value, or a dict of values, to tensors with the shapes, dtypes and devices of `place` [N, …]."""
-    if type(place) is _TENSOR:
-        # `fit` makes this check, too; a call for each of the six fields would take 5 % of the time of `add`.
-        fits = type(value) is _TENSOR and value.shape == place.shape and value.dtype is place.dtype
-        return value if fits and value.device == place.device and not value.requires_grad else fit(name, value, place)
-    check_keys(name, value, place.keys())
-    return {key: fit_tree(f"{name}.{key}", value[key], place[key]) for key in place.keys()}
+def fit_tree(name: str, value: Any, row: Any) -> Any:
+    """Convert a value, or a dict of values, to tensors with the shapes, dtypes and devices of `row` [N, …]."""
+    if type(row) is _TENSOR:
+        # `fit_value` makes this check, too; a call for each of the six fields would take 5 % of the time of `add`.
+        fits = type(value) is _TENSOR and value.shape == row.shape and value.dtype is row.dtype
+        return value if fits and value.device == row.device and not value.requires_grad else fit_value(name, value, row)
+    check_keys(name, value, row.keys())
+    return {key: fit_tree(f"{name}.{key}", value[key], row[key]) for key in row.keys()}

@@ -60,13 +60,13 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
         self._current_beta = _Beta(beta)
         # relive's sampler cannot change its exponent, which is therefore 1: `update_priorities` applies `alpha`.
         sampler = Prioritized(1.0, self._current_beta, 0.0)
-        self._declare(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
-        self._use(self._make())
+        self._declare_core(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed, sampler)
+        self._use_core(self._make())
 
     def get(self, batch_size: int, beta: float | None = None) -> PrioritizedReplayBatch:
         """Draw transitions by priority, with weights `(M · P)^-beta` divided by the largest weight of the batch."""
         self._current_beta.value = self.beta if beta is None else beta
-        return PrioritizedReplayBatch(**self._sample(batch_size, _FIELDS))
+        return PrioritizedReplayBatch(**self._sample_batch(batch_size, _FIELDS))
 
     def update_priorities(self, indices: Any, td_errors: Any) -> None:
         """Set the priorities of the rows `indices` from their TD errors; overwritten rows are skipped."""
@@ -76,7 +76,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
     @property
     def sum_tree(self) -> SumTree:
         """Tree of all priorities; leaf t · num_envs + env belongs to environment env in row t of the memory."""
-        return RowTree(self.core)
+        return BufferSumTree(self.core)
 
     @property
     def _max_priority(self) -> float:
@@ -84,7 +84,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
         return sampler.merge_largest()
 
 
-class RowTree(SumTree):
+class BufferSumTree(SumTree):
     """Copy of a buffer's priorities as a `SumTree`; `update` writes to the buffer, too."""
 
     def __init__(self, core: _Replay) -> None:
@@ -99,12 +99,12 @@ class RowTree(SumTree):
             first //= 2
             sums[first : 2 * first] = sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
 
-    def _write(self, idx: int, priority: float) -> None:
+    def _write_priority(self, idx: int, priority: float) -> None:
         row = self._ids[self._ids % self.capacity == idx]
         if not len(row):
             raise IndexError(explain("idx", "the leaf of a stored row", idx, "Add steps first."))
         self._core.update_priority(row, torch.tensor([priority], device="cpu"))
-        super()._write(idx, priority)
+        super()._write_priority(idx, priority)
 
     def add(self, priority: float) -> None:
         """Raise a TypeError: the buffer's `add` writes new priorities."""

@@ -21,8 +21,8 @@ from relive.compat.rl_buffer.base_buffer import (
     update_stats,
 )
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
-from relive.compat.seeding import experiment_seed
-from relive.compat.views import as_bools, declare, is_tree, memory_views, share_memory
+from relive.compat.seeding import choose_seed
+from relive.compat.views import as_bools, declare_spec, is_memory_shared, is_tree, make_memory_views
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as _Replay
 from relive.schema.assembly import to_device
@@ -54,8 +54,8 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
 
     reset: Callable[..., None]
 
-    _observations, _actions, _rewards = memory_views("obs", "action", "reward")
-    _dones, _truncateds, _next_observations = memory_views("terminated", "truncated", "next_obs")
+    _observations, _actions, _rewards = make_memory_views("obs", "action", "reward")
+    _dones, _truncateds, _next_observations = make_memory_views("terminated", "truncated", "next_obs")
 
     def _get_memory(self, field: str) -> Any:
         return self.core.columns[field]
@@ -75,18 +75,18 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         ids = self.core.ids()
         return (int(ids[-1]) // self.num_envs + 1) % self._buffer_size if len(ids) else 0
 
-    def _declare(
+    def _declare_core(
         self, obs_shape: Any, action_shape: tuple[int, ...], obs_dtype: Any, action_dtype: torch.dtype, device: Any,
         seed: int | None, sampler: Any = None,
     ) -> None:  # fmt: skip
         """Set `_make`, a picklable function that makes the core."""
         self.obs_shape, self.action_shape = obs_shape, action_shape
-        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
+        fields = declare_spec(obs_shape, obs_dtype), declare_spec(action_shape, action_dtype)
         # Next observations are stored, because with "shared" the last observation of each episode would occupy a row.
         settings = {"num_envs": self.num_envs, "next_obs": "stored", "sampler": sampler, "device": device}
-        self._make = partial(_Replay, self.total_capacity, *fields, seed=experiment_seed(seed), **settings)
+        self._make = partial(_Replay, self.total_capacity, *fields, seed=choose_seed(seed), **settings)
 
-    def _use(self, core: _Replay) -> None:
+    def _use_core(self, core: _Replay) -> None:
         self._core = core
         columns = core.columns
         self._places = [(name, columns[name][0]) for name in REPLAY_FIELDS.values()]
@@ -106,7 +106,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         with core._lock:
             is_full = self.reset_strategy is not ResetStrategy.RECURRENT and len(core) == core.capacity
             check_not_full(is_full, self.reset_strategy)
-            step = self._convert(obs, action, reward, done, next_obs, truncated)
+            step = self._convert_step(obs, action, reward, done, next_obs, truncated)
             # The tracker may refuse the metrics, so it is updated before the write.
             if tracker is not None:
                 ended = to_numpy(step[3])
@@ -118,13 +118,13 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
                 self.reset()
             core.add(*step)
 
-    def _convert(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> list[Any]:
+    def _convert_step(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> list[Any]:
         """Convert one step for the core. `truncated` and `next_obs` may be swapped."""
         if self._is_swapped(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
         values = (obs, action, reward, as_bools(done), as_bools(truncated), next_obs)
         step = [fit_tree(name, value, place) for (name, place), value in zip(self._places, values, strict=True)]
-        _refuse_shared(step[0], step[5])
+        _refuse_shared_memory(step[0], step[5])
         return step
 
     def _is_swapped(self, next_obs: Any, truncated: Any) -> bool:
@@ -138,33 +138,33 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
         num_stored = len(self.core)
         if 0 < num_stored < batch_size:
             raise ValueError(f"Batch size {batch_size} is larger than available samples: {num_stored} are stored.")
-        return ReplayBatch(**self._sample(batch_size, REPLAY_FIELDS))
+        return ReplayBatch(**self._sample_batch(batch_size, REPLAY_FIELDS))
 
-    def _sample(self, batch_size: int, names: Mapping[str, str]) -> dict[str, Any]:
+    def _sample_batch(self, batch_size: int, core_names: Mapping[str, str]) -> dict[str, Any]:
         """Draw a batch from the core, moved to `device`, under rl-buffer's names."""
         core = self.core
         if not len(core):
             raise ValueError("Cannot sample from empty buffer: add a step first.")
         batch = core.sample(batch_size)
         batch = batch if self.device == core.device else to_device(batch, self.device)
-        return {name: batch[core_name] for name, core_name in names.items()}
+        return {name: batch[core_name] for name, core_name in core_names.items()}
 
     _derived_attributes = ("_places",)
 
-    def _derive(self) -> None:
-        self._use(restore_core(self._make(), self._core))
+    def _set_derived_attributes(self) -> None:
+        self._use_core(restore_core(self._make(), self._core))
 
 
 def _are_bools(value: Any) -> bool:
     return value.dtype is torch.bool if isinstance(value, torch.Tensor) else np.asarray(value).dtype == np.bool_
 
 
-def _refuse_shared(obs: Any, next_obs: Any) -> None:
+def _refuse_shared_memory(obs: Any, next_obs: Any) -> None:
     """Raise if `next_obs` shares memory with `obs`: the environment has overwritten `obs`."""
     if not isinstance(obs, torch.Tensor):
         for key in obs.keys():
-            _refuse_shared(obs[key], next_obs[key])
-    elif share_memory(obs, next_obs):
+            _refuse_shared_memory(obs[key], next_obs[key])
+    elif is_memory_shared(obs, next_obs):
         remedy = "The environment reuses its array: pass copies."
         raise SchemaError(explain("next_obs", "memory apart from obs", "memory shared with obs", remedy))
 
@@ -215,5 +215,5 @@ class ReplayBuffer(LocalReplayBuffer):
         reset_strategy: ResetStrategy = ResetStrategy.RECURRENT, *, seed: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        self._declare(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed)
-        self._use(self._make())
+        self._declare_core(obs_shape, action_shape, obs_dtype, action_dtype, self.store_device, seed)
+        self._use_core(self._make())

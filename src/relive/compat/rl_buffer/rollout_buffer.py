@@ -20,9 +20,9 @@ from relive.compat.rl_buffer.base_buffer import (
     update_stats,
 )
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, to_numpy
-from relive.compat.seeding import experiment_seed, generator_on
-from relive.compat.step_rows import SCORES, StepBuffer, StepRows, fit
-from relive.compat.views import as_bools, declare, gather_rows, memory_views, named_leaves
+from relive.compat.seeding import choose_seed, make_generator
+from relive.compat.step_rows import SCORES, StepBuffer, StepRows, fit_value
+from relive.compat.views import as_bools, declare_spec, gather_rows, list_named_leaves, make_memory_views
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import check_positive_int
@@ -78,11 +78,11 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
-        fields = declare(obs_shape, obs_dtype), declare(action_shape, action_dtype)
-        seed = experiment_seed(seed)
+        fields = declare_spec(obs_shape, obs_dtype), declare_spec(action_shape, action_dtype)
+        seed = choose_seed(seed)
         settings: dict[str, Any] = {"device": self.store_device, "seed": seed}
         self._rows = StepRows(partial(_Rollout, buffer_size, num_envs, *fields, **settings), _STEP_FIELDS)
-        self._random = generator_on(self.store_device, seed)
+        self._random = make_generator(self.store_device, seed)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.gamma, self.gae_lambda = gamma, gae_lambda
 
@@ -117,23 +117,25 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         step = [fit_tree(name, value, place) for (name, place), value in zip(rows.field_rows, values, strict=True)]
         update_stats(self._stats_tracker, to_numpy(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
-            self._make_room()
-        rows.write(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
+            self._make_room_for_step()
+        rows.write_step(
+            step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in list_named_leaves("", x)]
+        )
 
     @contextmanager
     def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:
         """Yield the row of the next step in `_observations`, `_actions`, …; see `BaseBuffer.add_context`."""
         if self._full and self.reset_strategy is ResetStrategy.RECURRENT:
-            self._make_room()
+            self._make_room_for_step()
         with super().add_context(*args, **kwargs) as pos:
             yield pos
 
-    def _make_room(self) -> None:
+    def _make_room_for_step(self) -> None:
         if self.reset_strategy is ResetStrategy.AUTO:
             self.reset()
             return
         for name in _STEP_FIELDS:
-            for _, tensor in named_leaves(name, self._rows.tensors[name]):
+            for _, tensor in list_named_leaves(name, self._rows.tensors[name]):
                 tensor[:-1] = tensor[1:].clone()
         self._rows.step -= 1
 
@@ -144,16 +146,16 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         is True, since the last step ended the episode.
         """
         ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
-        last = fit("last_values", _flatten(last_values), value[0])
-        ended_last = fit("last_dones", as_bools(_flatten(last_dones)), ended[0])
-        self._rows.score(last.masked_fill(ended_last, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
+        last = fit_value("last_values", _flatten_to_tensor(last_values), value[0])
+        ended_last = fit_value("last_dones", as_bools(_flatten_to_tensor(last_dones)), ended[0])
+        self._rows.compute_scores(last.masked_fill(ended_last, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Iterator[RolloutBatch]:
         """Yield every stored step once, in batches; the last may be shorter. Call it again for another epoch."""
         self._require_score("get")
         check_positive_int("batch_size", batch_size)
         count = self.total_current_size
-        columns = {name: self._rows.flat_view(field) for name, field in _BATCH_FIELDS.items()}
+        columns = {name: self._rows.get_flat_memory(field) for name, field in _BATCH_FIELDS.items()}
         if shuffle:
             order = torch.randperm(count, generator=self._random, device=self.store_device)
         else:
@@ -183,19 +185,19 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
             raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
         return self._rows.scores[name][: self._rows.step]
 
-    _observations, _actions, _rewards, _dones, _values, _log_probs = memory_views(*_STEP_FIELDS)
-    _advantages, _returns = memory_views(*SCORES)
+    _observations, _actions, _rewards, _dones, _values, _log_probs = make_memory_views(*_STEP_FIELDS)
+    _advantages, _returns = make_memory_views(*SCORES)
 
     def _get_memory(self, field: str) -> Any:
-        return self._require_score(f"{field}s", field) if field in SCORES else self._rows.view(field)
+        return self._require_score(f"{field}s", field) if field in SCORES else self._rows.get_memory(field)
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages to mean 0 and population standard deviation 1."""
-        _normalize(self._advantages)
+        _normalize_in_place(self._advantages)
 
     def normalize_returns(self) -> None:
         """Normalize the returns to mean 0 and population standard deviation 1."""
-        _normalize(self._returns)
+        _normalize_in_place(self._returns)
 
     @property
     def explained_variance(self) -> float:
@@ -223,15 +225,15 @@ class RolloutBuffer(StepBuffer, BaseBuffer):
         return _compute_unbiased_std(self._returns)
 
 
-def _normalize(x: torch.Tensor) -> None:
-    deviation, mean = torch.std_mean(x, correction=0)
-    x.sub_(mean).div_(deviation + 1e-6)
+def _normalize_in_place(values: torch.Tensor) -> None:
+    deviation, mean = torch.std_mean(values, correction=0)
+    values.sub_(mean).div_(deviation + 1e-6)
 
 
-def _compute_unbiased_std(x: torch.Tensor) -> float:
-    return float(x.std()) if x.numel() > 1 else 0.0
+def _compute_unbiased_std(values: torch.Tensor) -> float:
+    return float(values.std()) if values.numel() > 1 else 0.0
 
 
-def _flatten(value: Any) -> torch.Tensor:
+def _flatten_to_tensor(value: Any) -> torch.Tensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
     return tensor.flatten()

@@ -61,11 +61,13 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
             remedy = "Leave it out: processes share the host's memory."
             raise ValueError(explain("store_device", "the host", store_device, remedy))
         super().__init__(buffer_size, num_envs, stats_tracker, device, CPU, reset_strategy)
-        self._declare(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
-        self._use(self._make() if components is None else connect(components.handle, seed=self._make.keywords["seed"]))
+        self._declare_core(obs_shape, action_shape, obs_dtype, action_dtype, Memory.shared(), seed)
+        self._use_core(
+            self._make() if components is None else connect(components.handle, seed=self._make.keywords["seed"])
+        )
 
-    def _use(self, core: _Replay) -> None:
-        super()._use(core)
+    def _use_core(self, core: _Replay) -> None:
+        super()._use_core(core)
         self._process = os.getpid()
 
     @property
@@ -73,7 +75,7 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         """The relive buffer underneath."""
         # A forked child must not use its parent's handles, so it connects again.
         if self._process != os.getpid():
-            self._use(connect(self._core.handle()))
+            self._use_core(connect(self._core.handle()))
         return self._core
 
     _derived_attributes = ("_places", "_process")
@@ -86,11 +88,11 @@ class SharedReplayBuffer(TransitionBuffer, SharedBaseBuffer):
         omitted_names = ("_core", *self._derived_attributes)
         return {**{name: x for name, x in vars(self).items() if name not in omitted_names}, "_core": core.handle()}
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         if isinstance(self._core, Handle):
-            self._use(connect(self._core))
+            self._use_core(connect(self._core))
         else:
-            super()._derive()
+            super()._set_derived_attributes()
 
     def pos(self) -> int:
         """Return the number of stored time steps; in a full buffer, the row that is overwritten next."""

@@ -45,7 +45,7 @@ class StatsTracker:
         """
         rewards, ended = to_numpy(rewards), to_numpy(dones).nonzero()[0]
         if rewards.shape != (self.num_envs,):
-            rewards = self._fit("rewards", rewards.sum(1) if rewards.ndim == 2 else rewards)
+            rewards = self._fit_to_envs("rewards", rewards.sum(1) if rewards.ndim == 2 else rewards)
         metrics = self._read_extra_metrics(infos) if infos is not None and len(self.metrics_keys) > 2 else ()
         if len(ended) and ended[-1] >= self.num_envs:
             remedy = "Pass one flag for each environment."
@@ -60,9 +60,9 @@ class StatsTracker:
 
     def _read_extra_metrics(self, infos: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
         extra = [key for key in self.metrics_keys if key in infos and key not in ("rewards", "lengths")]
-        return [(key, self._fit(key, to_numpy(infos[key]))) for key in extra]
+        return [(key, self._fit_to_envs(key, to_numpy(infos[key]))) for key in extra]
 
-    def _fit(self, name: str, values: np.ndarray) -> np.ndarray:
+    def _fit_to_envs(self, name: str, values: np.ndarray) -> np.ndarray:
         if values.shape == (self.num_envs,) or values.size == 1:
             return values if values.ndim <= 1 else values.reshape(())
         remedy = "Pass one number for each environment, or one for all."

@@ -37,13 +37,13 @@ class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         n_steps = self.n_steps
         if self.replay_buffer_class is None:
-            self.replay_buffer_class = self._choose_class()
+            self.replay_buffer_class = self._choose_buffer_class()
             # `n_steps` is 1 during this call, because Stable-Baselines3 would warn that it ignores `n_steps`.
             self.n_steps = 1
         super()._setup_model()
         self.n_steps = n_steps
 
-    def _choose_class(self) -> type[ReplayBuffer]:
+    def _choose_buffer_class(self) -> type[ReplayBuffer]:
         if isinstance(self.observation_space, spaces.Dict):
             if self.n_steps != 1:
                 got, remedy = f"n_steps={self.n_steps}", "Flatten the observations, or use relive.NStep."

@@ -18,7 +18,7 @@ from relive.schema.fields import Field, Stacked
 Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
-def overrides(buffer: Any, *names: str) -> bool:
+def has_overrides(buffer: Any, *names: str) -> bool:
     """Return True if a buffer is of a user's subclass of relive's class that overrides one of the methods `names`."""
     buffer_class = type(buffer)
     our_class = next(base for base in buffer_class.__mro__ if base.__module__.startswith("relive."))
@@ -27,15 +27,15 @@ def overrides(buffer: Any, *names: str) -> bool:
 
 def declare_fields(space: spaces.Space[Any], n_stack: int | None = None) -> Any:
     """Declare the fields of an observation space in its own dtypes; `n_stack` declares stacks of frames."""
-    return map_tree(lambda part: _field(part, n_stack), space)
+    return map_tree(lambda part: _declare_field(part, n_stack), space)
 
 
-def _field(space: spaces.Space[Any], n_stack: int | None) -> Field:
+def _declare_field(space: spaces.Space[Any], n_stack: int | None) -> Field:
     shape: Any = get_obs_shape(space)
     dtype: Any = space.dtype
     if n_stack is None:
         return Field(shape, dtype)
-    axis = _stacking_axis(space)
+    axis = _find_stacking_axis(space)
     if shape[axis] % n_stack:
         remedy = "Pass the n_stack of VecFrameStack."
         raise SchemaError(explain("n_stack", f"a divisor of axis {axis} of {shape}", n_stack, remedy))
@@ -43,7 +43,7 @@ def _field(space: spaces.Space[Any], n_stack: int | None) -> Field:
     return Stacked(Field(frame, dtype), n_stack, axis, pad="zero")
 
 
-def _stacking_axis(space: spaces.Space[Any]) -> int:
+def _find_stacking_axis(space: spaces.Space[Any]) -> int:
     """Return the axis along which `VecFrameStack` concatenates frames: the channels of images, else the last axis."""
     first = is_image_space(space, check_channels=False) and is_image_space_channels_first(cast(spaces.Box, space))
     return 0 if first else len(space.shape or ()) - 1
@@ -56,7 +56,7 @@ def count_bytes(space: spaces.Space[Any]) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def step_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
+def get_step_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
     """Return the shapes of one step's observations of all environments."""
     return map_tree(lambda part: (n_envs, *get_obs_shape(part)), space)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +75,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             expected = "a class without its own _get_samples and conversions"
             raise SchemaError(explain("PrioritizedReplayBuffer", expected, type(self).__name__, remedy))
 
-    def _sampler(self) -> Sampler:
+    def _make_sampler(self) -> Sampler:
         return Prioritized(self.alpha, lambda _: self.beta(self.progress_remaining), self.eps)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
@@ -95,12 +95,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 warnings.warn(message, DataWarning, stacklevel=2)
         return super().sample(batch_size, env)
 
-    def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
+    def _make_samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
         # A batch of `_get_samples` was not drawn by priority, so its weights are 1.
         if weight is None:
             weight = batch["reward"].new_ones(len(batch))
-        samples: Any = super()._samples(batch, env)
+        samples: Any = super()._make_samples(batch, env)
         return PrioritizedReplayBufferSamples(
             *samples, weights=weight.to(self.device).unsqueeze(1), indices=batch["index"]
         )
@@ -124,11 +124,11 @@ class _PrioritizedAlgorithm(OffPolicyAlgorithm):
         super().__init__(*args, **kwargs)
 
     @abstractmethod
-    def _optimizers(self) -> list[Any]:
+    def _list_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers whose learning rate follows the schedule."""
 
     @abstractmethod
-    def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def _update_networks(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Update the networks with the batch number `step` of this call; yield names and values to log."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
@@ -140,11 +140,11 @@ class _PrioritizedAlgorithm(OffPolicyAlgorithm):
             raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
         buffer.progress_remaining = self._current_progress_remaining
         self.policy.set_training_mode(mode=True)
-        self._update_learning_rate(self._optimizers())
+        self._update_learning_rate(self._list_optimizers())
         logged_values: dict[str, list[float]] = {}
         for step in range(gradient_steps):
             self._n_updates += 1
-            for name, value in self._update(buffer.sample(batch_size, env=self._vec_normalize_env), step):
+            for name, value in self._update_networks(buffer.sample(batch_size, env=self._vec_normalize_env), step):
                 logged_values.setdefault(name, []).append(value.item())
         self.logger.record("train/beta", buffer.beta(self._current_progress_remaining))
         for name, numbers in logged_values.items():
@@ -158,7 +158,7 @@ class _PrioritizedAlgorithm(OffPolicyAlgorithm):
         errors = (torch.cat(tuple(values), 1) - target).abs().mean(1)
         self.replay_buffer.update_priorities(batch.indices, errors)
 
-    def _update_targets(self, *names: str) -> None:
+    def _update_target_networks(self, *names: str) -> None:
         """Move the target network of each network in `names` towards it, and copy the batch norm statistics."""
         for name in names:
             network, target = (getattr(self, each) for each in (name, f"{name}_target"))
@@ -171,16 +171,16 @@ class _PrioritizedAlgorithm(OffPolicyAlgorithm):
 class PrioritizedDQN(_PrioritizedAlgorithm, DQN):
     """DQN on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
-    def _optimizers(self) -> list[Any]:
+    def _list_optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.policy.optimizer]
 
-    def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def _update_networks(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         with torch.no_grad():
             next_value = self.q_net_target(batch.next_observations).amax(1, keepdim=True)
-            target = _target(batch, next_value, self.gamma)
+            target = _compute_target(batch, next_value, self.gamma)
         value = self.q_net(batch.observations).gather(1, batch.actions.long())
         loss = (batch.weights * F.smooth_l1_loss(value, target, reduction="none")).mean()
-        _optimizer_step(self.policy.optimizer, loss, self.policy.parameters(), self.max_grad_norm)
+        _take_optimizer_step(self.policy.optimizer, loss, self.policy.parameters(), self.max_grad_norm)
         self._set_priorities(batch, [value], target)
         yield "loss", loss
 
@@ -191,11 +191,11 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         super().train(gradient_steps, batch_size)
 
-    def _optimizers(self) -> list[Any]:
+    def _list_optimizers(self) -> list[torch.optim.Optimizer]:
         optimizers = self.actor.optimizer, self.critic.optimizer, self.ent_coef_optimizer
         return [optimizer for optimizer in optimizers if optimizer is not None]
 
-    def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def _update_networks(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         if self.use_sde:
             self.actor.reset_noise()
         action, log_prob = self.actor.action_log_prob(batch.observations)
@@ -204,67 +204,72 @@ class PrioritizedSAC(_PrioritizedAlgorithm, SAC):
         else:
             temperature = self.log_ent_coef.detach().exp()
             error = log_prob.detach() + float(self.target_entropy)
-            _optimizer_step(self.ent_coef_optimizer, -(self.log_ent_coef * error).mean())
+            _take_optimizer_step(self.ent_coef_optimizer, -(self.log_ent_coef * error).mean())
         yield "ent_coef", temperature
 
         with torch.no_grad():
             next_action, next_log_prob = self.actor.action_log_prob(batch.next_observations)
             next_values = torch.cat(self.critic_target(batch.next_observations, next_action), 1)
             next_value = next_values.amin(1, keepdim=True) - temperature * next_log_prob.unsqueeze(1)
-            target = _target(batch, next_value, self.gamma)
+            target = _compute_target(batch, next_value, self.gamma)
         values = self.critic(batch.observations, batch.actions)
-        critic_loss = 0.5 * _squared_error(batch, values, target)
-        _optimizer_step(self.critic.optimizer, critic_loss)
+        critic_loss = 0.5 * _compute_squared_error(batch, values, target)
+        _take_optimizer_step(self.critic.optimizer, critic_loss)
         self._set_priorities(batch, values, target)
         yield "critic_loss", critic_loss
 
         value = torch.cat(self.critic(batch.observations, action), 1).amin(1)
         actor_loss = (temperature * log_prob.flatten() - value).mean()
-        _optimizer_step(self.actor.optimizer, actor_loss)
+        _take_optimizer_step(self.actor.optimizer, actor_loss)
         yield "actor_loss", actor_loss
         if step % self.target_update_interval == 0:
-            self._update_targets("critic")
+            self._update_target_networks("critic")
 
 
 class PrioritizedTD3(_PrioritizedAlgorithm, TD3):
     """TD3 on a `PrioritizedReplayBuffer`; its `alpha`, `beta` and `eps` are `replay_buffer_kwargs`."""
 
-    def _optimizers(self) -> list[Any]:
+    def _list_optimizers(self) -> list[torch.optim.Optimizer]:
         return [network.optimizer for network in (self.actor, self.critic)]
 
-    def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def _update_networks(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         with torch.no_grad():
             limit = self.target_noise_clip
             noise = (torch.randn_like(batch.actions) * self.target_policy_noise).clamp(-limit, limit)
             next_action = (self.actor_target(batch.next_observations) + noise).clamp(-1, 1)
             next_values = torch.cat(self.critic_target(batch.next_observations, next_action), 1)
-            target = _target(batch, next_values.amin(1, keepdim=True), self.gamma)
+            target = _compute_target(batch, next_values.amin(1, keepdim=True), self.gamma)
         values = self.critic(batch.observations, batch.actions)
-        critic_loss = _squared_error(batch, values, target)
-        _optimizer_step(self.critic.optimizer, critic_loss)
+        critic_loss = _compute_squared_error(batch, values, target)
+        _take_optimizer_step(self.critic.optimizer, critic_loss)
         self._set_priorities(batch, values, target)
         yield "critic_loss", critic_loss
 
         if self._n_updates % self.policy_delay == 0:
             actor_loss = -self.critic.q1_forward(batch.observations, self.actor(batch.observations)).mean()
-            _optimizer_step(self.actor.optimizer, actor_loss)
-            self._update_targets("critic", "actor")
+            _take_optimizer_step(self.actor.optimizer, actor_loss)
+            self._update_target_networks("critic", "actor")
             yield "actor_loss", actor_loss
 
 
-def _target(batch: PrioritizedReplayBufferSamples, next_value: torch.Tensor, gamma: float) -> torch.Tensor:
+def _compute_target(batch: PrioritizedReplayBufferSamples, next_value: torch.Tensor, gamma: float) -> torch.Tensor:
     discount = gamma if batch.discounts is None else batch.discounts
     return batch.rewards + discount * (1 - batch.dones) * next_value
 
 
-def _squared_error(
+def _compute_squared_error(
     batch: PrioritizedReplayBufferSamples, values: Sequence[torch.Tensor], target: torch.Tensor
 ) -> torch.Tensor:
     """Return the sum over critics of the weighted mean squared error."""
     return (batch.weights * (torch.cat(tuple(values), 1) - target) ** 2).mean(0).sum()
 
 
-def _optimizer_step(optimizer: Any, loss: torch.Tensor, clipped_parameters: Any = None, max_norm: float = 0.0) -> None:
+def _take_optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    loss: torch.Tensor,
+    clipped_parameters: Iterable[torch.Tensor] | None = None,
+    max_norm: float = 0.0,
+) -> None:
     optimizer.zero_grad()
     loss.backward()
     if clipped_parameters is not None:

@@ -19,21 +19,21 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.compat.pickling import PicklableBuffer, restore_core
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.stable_baselines3.observations import (
     copy_if_shared,
     count_bytes,
     declare_fields,
-    overrides,
+    get_step_shapes,
+    has_overrides,
     reshape_step,
     stack_frames,
-    step_shapes,
     to_numpy,
     to_tensors,
     unstack_frames,
 )
 from relive.compat.stable_baselines3.rows import SharedRows, StoredRows
-from relive.compat.views import memory_views
+from relive.compat.views import make_memory_views
 from relive.errors import SchemaError, explain
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
@@ -68,7 +68,7 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
     its default is `"stored"`.
     """
 
-    observations, next_observations, actions, rewards, dones, timeouts = memory_views(*_ARRAY_NAMES)
+    observations, next_observations, actions, rewards, dones, timeouts = make_memory_views(*_ARRAY_NAMES)
     _sums_rewards = False
     """Whether batches contain sums of rewards; a normalizer is then applied before the sum."""
 
@@ -86,18 +86,18 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
         n_stack: int | None = None,
     ) -> None:
         sb3.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
-        self._check(optimize_memory_usage, handle_timeout_termination)
+        self._check_arguments(optimize_memory_usage, handle_timeout_termination)
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_stack = n_stack
-        self._random = np.random.default_rng(experiment_seed())
-        self._has_own_batches = overrides(self, "_get_samples", *CONVERSION_METHODS)
+        self._random = np.random.default_rng(choose_seed())
+        self._has_own_batches = has_overrides(self, "_get_samples", *CONVERSION_METHODS)
         """Whether a user's class overrides a method that makes batches from positions."""
         self._next_obs = self._choose_storage(next_obs)
-        self._allocate(self._next_seed())
+        self._allocate_memory(self._draw_seed())
 
-    def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
+    def _check_arguments(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
         """Raise for arguments that Stable-Baselines3 refuses."""
         if optimize_memory_usage and handle_timeout_termination:
             remedy = 'Pass handle_timeout_termination=False, or use next_obs="shared", which has no such limit.'
@@ -112,16 +112,16 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
         if next_obs is not None:
             return next_obs
         is_large = count_bytes(self.observation_space) > _MAX_BYTES_STORED_TWICE and not (
-            self._has_own_batches or overrides(self, "add", "sample")
+            self._has_own_batches or has_overrides(self, "add", "sample")
         )
         return "shared" if is_large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
-    def _next_seed(self) -> int:
+    def _draw_seed(self) -> int:
         return int(self._random.integers(2**62))
 
-    def _allocate(self, seed: int) -> None:
+    def _allocate_memory(self, seed: int) -> None:
         """Make empty rows and the attributes that follow from the arguments of the constructor."""
-        self._shapes = step_shapes(self.observation_space, self.n_envs)
+        self._shapes = get_step_shapes(self.observation_space, self.n_envs)
         self._extra_values: dict[str, Any] = {}
         """Values of the next step's additional fields, by name."""
         self._fits_unchanged = not self.n_stack
@@ -135,22 +135,22 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
             self.n_envs,
             obs=self._fields,
             action=Field(self.action_dim, self._action_dtype),
-            extra=self._extra(),
-            sampler=self._sampler(),
+            extra=self._declare_extra_fields(),
+            sampler=self._make_sampler(),
             seed=seed,
         )
         self._core = self._rows.core
 
-    def _extra(self) -> dict[str, Declaration]:
+    def _declare_extra_fields(self) -> dict[str, Declaration]:
         return {}
 
-    def _sampler(self) -> Sampler:
+    def _make_sampler(self) -> Sampler:
         return Uniform()
 
     def _get_memory(self, name: str) -> Any:
-        array = self._rows.array(name)
+        array = self._rows.get_array(name)
         if name == "observations" and self.optimize_memory_usage:
-            self._rows.show_newest_observations(array)
+            self._rows.write_newest_observations(array)
         return unstack_frames(array, self.obs_shape, 2) if self.n_stack else array
 
     @property
@@ -162,16 +162,16 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
     @property
     def nbytes(self) -> int:
         """Size of the memory in bytes."""
-        return self._core.nbytes + sum(self._rows.array(name).nbytes for name in self._rows.arrays_outside_core)
+        return self._core.nbytes + sum(self._rows.get_array(name).nbytes for name in self._rows.arrays_outside_core)
 
     def __getstate__(self) -> dict[str, Any]:
         names = self._rows.arrays_outside_core if self._core_is_current else _ARRAY_NAMES
         arrays, rows = {name: self._get_memory(name) for name in names}, {"num_written": self._rows.num_written}
         return {**super().__getstate__(), "_rows": rows, "_arrays": arrays}
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         core_state, rows, arrays = self._core, self._rows, vars(self).pop("_arrays")
-        self._allocate(seed=0)
+        self._allocate_memory(seed=0)
         restore_core(self._core, core_state)
         self._rows.num_written = rows["num_written"]
         for name, saved_array in arrays.items():
@@ -202,7 +202,7 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
             done
             if type(done) is np.ndarray and done.dtype is _BOOL and done.shape == self._flag_shape
             else np.asarray(done, _BOOL).reshape(self.n_envs),
-            _timeouts(infos, self.n_envs) if self.handle_timeout_termination else None,
+            _read_timeouts(infos, self.n_envs) if self.handle_timeout_termination else None,
             self._extra_values,
         )
         if self._fits_unchanged:
@@ -212,12 +212,12 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
                 # A step that raises is not stored, so it is added again below, with reshaped values.
                 self._fits_unchanged = False
         if not self._fits_unchanged:
-            self._rows.add(*self._reshape(obs, next_obs), *step)
+            self._rows.add(*self._reshape_observations(obs, next_obs), *step)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.pos, self.full = 0, True
 
-    def _reshape(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
+    def _reshape_observations(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
         obs = reshape_step(self._shapes, obs)
         next_obs = copy_if_shared(reshape_step(self._shapes, next_obs), obs)
         if self.n_stack:
@@ -226,7 +226,7 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
 
     def reset(self) -> None:
         """Remove every transition and replace the arrays by new ones."""
-        self._allocate(self._next_seed())
+        self._allocate_memory(self._draw_seed())
         self.pos, self.full = 0, False
 
     def size(self) -> int:
@@ -243,20 +243,22 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
                 count -= 1
             ages = self._random.integers(count, size=batch_size)
             return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)
-        return self._samples(self._rows.sample(batch_size, self._view(), env if self._sums_rewards else None), env)
+        return self._make_samples(
+            self._rows.sample(batch_size, self._make_view(), env if self._sums_rewards else None), env
+        )
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         """Read the transitions at these positions, each from a random environment."""
-        if not self._core_is_current or overrides(self, *CONVERSION_METHODS):
+        if not self._core_is_current or has_overrides(self, *CONVERSION_METHODS):
             return super()._get_samples(batch_inds, env)
         envs = self._random.integers(self.n_envs, size=len(batch_inds))
         normalizer = env if self._sums_rewards else None
-        return self._samples(self._rows.read(np.asarray(batch_inds), envs, self._view(), normalizer), env)
+        return self._make_samples(self._rows.read(np.asarray(batch_inds), envs, self._make_view(), normalizer), env)
 
-    def _view(self) -> View:
+    def _make_view(self) -> View:
         return _TRANSITION
 
-    def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
+    def _make_samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
         """Convert a batch for the algorithms; each tensor operation here takes as long as gathering a field."""
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
@@ -276,7 +278,7 @@ class ReplayBuffer(PicklableBuffer, sb3.ReplayBuffer):
 class DictReplayBuffer(ReplayBuffer, sb3.DictReplayBuffer):
     """A `ReplayBuffer` for Dict observations only."""
 
-    def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
+    def _check_arguments(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
         if not isinstance(self.obs_shape, dict):
             where = "DictReplayBuffer must be used with Dict obs space only"
             raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use ReplayBuffer."))
@@ -298,15 +300,15 @@ class NStepReplayBuffer(ReplayBuffer, sb3.NStepReplayBuffer):
             remedy = 'Use next_obs="shared".'
             raise NotImplementedError(explain("optimize_memory_usage", "False with n-step returns", True, remedy))
 
-    def _view(self) -> View:
+    def _make_view(self) -> View:
         return NStep(self.n_steps, self.gamma)
 
-    def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
+    def _make_samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
         discounts = batch["discount"].to(self.device).unsqueeze(1)
-        return super()._samples(batch, env)._replace(discounts=discounts)
+        return super()._make_samples(batch, env)._replace(discounts=discounts)
 
 
-def _timeouts(infos: list[dict[str, Any]], n_envs: int) -> np.ndarray | None:
+def _read_timeouts(infos: list[dict[str, Any]], n_envs: int) -> np.ndarray | None:
     """Return flags of the environments that reached a time limit; None if none did."""
     for info in infos:
         if info and info.get("TimeLimit.truncated"):

@@ -18,16 +18,16 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
 from relive.compat.pickling import PicklableBuffer
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.stable_baselines3.observations import (
     declare_fields,
-    overrides,
+    get_step_shapes,
+    has_overrides,
     reshape_step,
-    step_shapes,
     to_numpy,
 )
-from relive.compat.step_rows import advantages_and_returns
-from relive.compat.views import WriteThroughDict, assign, memory_views
+from relive.compat.step_rows import compute_advantages_and_returns
+from relive.compat.views import WriteThroughDict, copy_into_memory, make_memory_views
 from relive.errors import NotReadyError, explain
 from relive.rollout.buffer import RolloutBuffer as Core
 from relive.schema.fields import Field
@@ -52,8 +52,8 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     arrays, as in Stable-Baselines3.
     """
 
-    observations, actions, rewards, values, log_probs = memory_views(*_CORE_FIELDS)
-    advantages, returns, episode_starts = memory_views(*_SCORES, "episode_starts")
+    observations, actions, rewards, values, log_probs = make_memory_views(*_CORE_FIELDS)
+    advantages, returns, episode_starts = make_memory_views(*_SCORES, "episode_starts")
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         sb3.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda = gae_lambda
         self.gamma = gamma
-        self._has_own_batches = overrides(self, "_get_samples", "to_torch")
+        self._has_own_batches = has_overrides(self, "_get_samples", "to_torch")
         """Whether a user's class overrides a method of sampling, so that Stable-Baselines3's code makes the batches."""
-        self._check()
-        self._allocate()
+        self._check_observation_space()
+        self._allocate_memory()
         self.reset()
 
-    def _check(self) -> None:
+    def _check_observation_space(self) -> None:
         """Raise if this class does not support the observation space."""
 
-    def _allocate(self) -> None:
-        self._shapes = step_shapes(self.observation_space, self.n_envs)
+    def _allocate_memory(self) -> None:
+        self._shapes = get_step_shapes(self.observation_space, self.n_envs)
         self._no_ends = np.zeros(self.n_envs, np.bool_)
         """Flags without an end [n_envs], stored for a step until the next step reveals its ends."""
         self._action_dtype: Any = self.action_space.dtype
@@ -87,7 +87,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
             self.n_envs,
             obs=declare_fields(self.observation_space),
             action=Field(self.action_dim, self._action_dtype),
-            seed=experiment_seed(),
+            seed=choose_seed(),
         )
         memory = self._core.columns
         self._arrays: dict[str, Any] = {name: to_numpy(memory[core_name]) for name, core_name in _CORE_FIELDS.items()}
@@ -97,7 +97,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
     def _get_memory(self, name: str) -> Any:
         return vars(self)[name]
 
-    def _assign(self, name: str, value: Any) -> None:
+    def _set_memory(self, name: str, value: Any) -> None:
         memory = self._arrays[name]
         if isinstance(memory, dict):
             arrays: Any = _ReplaceableArrays(name, memory)
@@ -125,9 +125,9 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
 
     _derived_attributes = ("_core",)
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         arrays = self._arrays
-        self._allocate()
+        self._allocate_memory()
         for name, saved_array in arrays.items():
             setattr(self, name, saved_array)
         # The restored arrays are not flat, so a `get` of Stable-Baselines3's must flatten them.
@@ -167,7 +167,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         starts_after = [arrays["episode_starts"][1:steps], np.reshape(dones, (1, self.n_envs))]
         ended = torch.from_numpy(np.concatenate(starts_after) != 0)
         last = last_values.detach().reshape(self.n_envs).to(value)
-        scores = advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
+        scores = compute_advantages_and_returns(reward, value, last, ended, gamma=self.gamma, lam=self.gae_lambda)
         for name, score in zip(_SCORES, scores, strict=True):
             arrays[name][:steps] = score.numpy()
 
@@ -188,21 +188,21 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
         device = None if self.device.type == "cpu" else self.device
         fields = ("obs", "action", "value", "log_prob", *self._attached_fields.values())
         for batch in core.minibatches(size, fields=fields, device=device):
-            yield self._samples([batch[name] for name in fields])
+            yield self._make_samples([batch[name] for name in fields])
 
     def _require_full(self) -> None:
         if not self.full:
             remedy = f"Add {self.buffer_size - self.pos} more."
             raise NotReadyError(explain("get", f"{self.buffer_size} steps", self.pos, remedy))
 
-    def _samples(self, parts: list[Any]) -> Any:
+    def _make_samples(self, fields: list[Any]) -> Any:
         """Make the named tuple of a batch from its fields."""
-        obs, action, *other_parts = parts
+        obs, action, *other_fields = fields
         if self._casts_actions and action.dtype != torch.float32:
             action = action.float()
         if isinstance(obs, torch.Tensor):
-            return self._batch_types[0](obs, action, *other_parts)
-        return self._batch_types[1](dict(obs.items()), action, *other_parts)
+            return self._batch_types[0](obs, action, *other_fields)
+        return self._batch_types[1](dict(obs.items()), action, *other_fields)
 
     _attached_fields = _SCORES
     """The core's names of the arrays that are attached to it for batches."""
@@ -215,7 +215,7 @@ class RolloutBuffer(PicklableBuffer, sb3.RolloutBuffer):
 class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):
     """A `RolloutBuffer` for Dict observations only."""
 
-    def _check(self) -> None:
+    def _check_observation_space(self) -> None:
         if not isinstance(self.obs_shape, dict):
             # The message keeps Stable-Baselines3's words, because its tests match them.
             where = "DictRolloutBuffer must be used with Dict obs space only"
@@ -226,7 +226,7 @@ def _write_or_replace(where: str, memory: np.ndarray | None, value: Any) -> Any:
     """Copy an array into memory of the same shape and return the memory; return an array of another shape unchanged."""
     if memory is None or np.shape(value) != memory.shape:
         return value
-    assign(where, memory, value)
+    copy_into_memory(where, memory, value)
     return memory
 
 

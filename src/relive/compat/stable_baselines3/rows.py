@@ -38,7 +38,7 @@ class _Rows:
         """Number of steps that were ever added per environment."""
 
     @property
-    def newest(self) -> int:
+    def newest_pos(self) -> int:
         """Position of the newest step."""
         return (self.num_written - 1) % self.size
 
@@ -57,7 +57,7 @@ class StoredRows(_Rows):
         self._arrays |= {"dones": self._dones, "timeouts": self._timeouts}
         self._no_timeouts = np.zeros(n_envs, np.float32)
 
-    def array(self, name: str) -> Any:
+    def get_array(self, name: str) -> Any:
         """Return the array of a field, or a dict of arrays."""
         return self._arrays[name]
 
@@ -77,7 +77,7 @@ class StoredRows(_Rows):
 
     def sample(self, batch_size: int, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Draw rows and read them with a view; a normalizer is applied to rewards before their sum."""
-        return self._complete(self.core.sample(batch_size), view, normalizer)
+        return self._complete_batch(self.core.sample(batch_size), view, normalizer)
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Read the rows at these positions of these environments."""
@@ -86,13 +86,13 @@ class StoredRows(_Rows):
         if (rows < 0).any():
             remedy = "Pass positions of stored transitions."
             raise IndexError(explain("batch_inds", "stored positions", int(positions[rows < 0][0]), remedy))
-        return self._complete(self.core.read(torch.from_numpy(rows * self.n_envs + envs)), view, normalizer)
+        return self._complete_batch(self.core.read(torch.from_numpy(rows * self.n_envs + envs)), view, normalizer)
 
-    def cut(self, envs: np.ndarray) -> None:
+    def cut_episodes(self, envs: np.ndarray) -> None:
         """Truncate the episodes of these environments at their newest steps."""
-        self._dones[self.newest, envs] = self._timeouts[self.newest, envs] = 1
+        self._dones[self.newest_pos, envs] = self._timeouts[self.newest_pos, envs] = 1
 
-    def _complete(self, batch: TensorDict, view: Any, normalizer: VecNormalize | None) -> TensorDict:
+    def _complete_batch(self, batch: TensorDict, view: Any, normalizer: VecNormalize | None) -> TensorDict:
         """Set "terminated" of a batch, and for n steps also "reward", "discount" and "next_obs"."""
         rows, envs = np.divmod(batch["index"].numpy(), self.n_envs)
         last_steps = rows % self.size, envs
@@ -102,7 +102,7 @@ class StoredRows(_Rows):
             rewards = self._arrays["rewards"][steps]
             if normalizer is not None:
                 rewards = normalizer.normalize_reward(rewards)
-            is_last = (self._dones[steps] != 0) | (self._timeouts[steps] != 0) | (steps[0] == self.newest)
+            is_last = (self._dones[steps] != 0) | (self._timeouts[steps] != 0) | (steps[0] == self.newest_pos)
             is_last[:, -1] = True
             last = is_last.argmax(1)
             weight = np.where(offsets <= last[:, None], view.gamma**offsets, 0)
@@ -175,36 +175,36 @@ class SharedRows(_Rows):
         number = count.cumsum(0)[envs] - 1 - age
         return index[number[is_stored]] if len(index) else index, is_stored
 
-    def _all_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _find_all_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the core's ids of all stored steps by position, and a mask of their positions [size · n_envs]."""
         flat_positions = torch.arange(self.size * self.n_envs, device="cpu")
         return self._find_ids(flat_positions // self.n_envs, flat_positions % self.n_envs)
 
-    def array(self, name: str) -> Any:
+    def get_array(self, name: str) -> Any:
         """Return a copy of a field at all positions; a dict of copies for Dict observations."""
-        index, is_stored = self._all_ids()
+        index, is_stored = self._find_all_ids()
         rows = self.core.read(index)
         if name == "dones":
             field: Any = rows["terminated"] | rows["truncated"]
         else:
             field = rows["truncated" if name == "timeouts" else _CORE_NAMES[name]]
-        return map_tree(lambda leaf: self._gather(name, leaf, is_stored), field)
+        return map_tree(lambda leaf: self._gather_array(name, leaf, is_stored), field)
 
-    def show_newest_observations(self, observations: GatheredArray) -> None:
+    def write_newest_observations(self, observations: GatheredArray) -> None:
         """Copy the newest next observations to the next position, where `optimize_memory_usage` reads them."""
         if self.num_written:
             envs = torch.arange(self.n_envs, device="cpu")
             index, _ = self._find_ids(torch.full_like(envs, self.num_written - 1), envs)
             observations.plain_array[self.num_written % self.size] = self.core.read(index)["next_obs"].numpy()
 
-    def _gather(self, name: str, leaf: torch.Tensor, is_stored: torch.Tensor) -> GatheredArray:
+    def _gather_array(self, name: str, leaf: torch.Tensor, is_stored: torch.Tensor) -> GatheredArray:
         leaf = leaf.float() if leaf.dtype == torch.bool else leaf
         all_rows = leaf.new_zeros((len(is_stored), *leaf.shape[1:]))
         all_rows[is_stored] = leaf
         array = all_rows.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
-        return GatheredArray.wrap(array, lambda key, value: self._write(name, array, key, value))
+        return GatheredArray.wrap(array, lambda key, value: self._store_write(name, array, key, value))
 
-    def _write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
+    def _store_write(self, name: str, array: np.ndarray, key: Any, value: np.ndarray) -> None:
         """Store values that a user wrote to an array, or raise."""
         new_array = array.copy()
         new_array[key] = value
@@ -212,18 +212,18 @@ class SharedRows(_Rows):
         if not is_changed.any():
             return
         if name in ("dones", "timeouts"):
-            envs = is_changed[self.newest].nonzero()[0]
-            if is_changed.sum() > len(envs) or not new_array[self.newest, envs].all():
+            envs = is_changed[self.newest_pos].nonzero()[0]
+            if is_changed.sum() > len(envs) or not new_array[self.newest_pos, envs].all():
                 remedy = "Mark only the newest step: older steps have been sampled already."
-                raise SchemaError(explain(name, f"a mark at the newest position {self.newest}", repr(key), remedy))
-            self.cut(envs)
+                raise SchemaError(explain(name, f"a mark at the newest position {self.newest_pos}", repr(key), remedy))
+            self.cut_episodes(envs)
             return
         if name not in _WRITABLE_ARRAYS:
             remedy = 'Add steps with other observations, or pass replay_buffer_kwargs={"next_obs": "stored"}.'
             raise SchemaError(
                 explain(name, "no writing, since neighbouring steps share observations", repr(key), remedy)
             )
-        index, is_stored = self._all_ids()
+        index, is_stored = self._find_all_ids()
         is_lost = torch.from_numpy(is_changed.reshape(-1)) & ~is_stored
         if is_lost.any():
             position = int(is_lost.nonzero()[0]) // self.n_envs
@@ -236,9 +236,9 @@ class SharedRows(_Rows):
         memory: Any = self.core.columns[field]
         memory[index // self.n_envs % len(memory), index % self.n_envs] = values
 
-    def cut(self, envs: np.ndarray) -> None:
+    def cut_episodes(self, envs: np.ndarray) -> None:
         """Truncate the episodes of these environments at their newest steps."""
-        newest = np.full(len(envs), self.newest)
+        newest = np.full(len(envs), self.newest_pos)
         index, _ = self._find_ids(torch.from_numpy(newest), torch.from_numpy(envs))
         self._write_field("truncated", index, True)
         self.core.cut(envs)
@@ -274,12 +274,12 @@ class GatheredArray(np.ndarray):
         part = self.plain_array[key]
         if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.plain_array):
             return part
-        return GatheredArray.wrap(part, lambda inner, value: self._write_part(key, inner, value))
+        return GatheredArray.wrap(part, lambda inner_key, value: self._write_to_slice(key, inner_key, value))
 
-    def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
-        """Write a value at index `inner` of the slice at index `key`."""
+    def _write_to_slice(self, key: Any, inner_key: Any, value: np.ndarray) -> None:
+        """Write a value at index `inner_key` of the slice at index `key`."""
         part = np.array(self.plain_array[key])
-        part[inner] = value
+        part[inner_key] = value
         self.write(key, part)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:

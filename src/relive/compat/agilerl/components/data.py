@@ -12,9 +12,9 @@ from tensordict import TensorClass, TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
-from relive.compat.agilerl.rows import original_class
+from relive.compat.agilerl.rows import find_original_class
 
-_ReplayBufferClass: Any = original_class("components.replay_buffer", "ReplayBuffer", ReplayBuffer)
+_ReplayBufferClass: Any = find_original_class("components.replay_buffer", "ReplayBuffer", ReplayBuffer)
 
 
 def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -82,7 +82,7 @@ def _convert_by_agent(data: Any) -> TensorDict:
     )
 
 
-class ReplayDataset(original_class("components.data", "ReplayDataset", IterableDataset)):
+class ReplayDataset(find_original_class("components.data", "ReplayDataset", IterableDataset)):
     """Endless dataset of batches drawn from a buffer, for torch's DataLoader.
 
     A worker process of the loader draws from its own copy of the memory, which is made when the process starts.
@@ -104,5 +104,5 @@ class ReplayDataset(original_class("components.data", "ReplayDataset", IterableD
         if worker is not None and self._process != os.getpid() and isinstance(self.buffer, ReplayBuffer):
             # A worker process gets its generator once, so that iterating again continues its draws.
             self._process = os.getpid()
-            self.buffer.draw_from_copy(worker.seed)
+            self.buffer.use_forked_copy(worker.seed)
         yield self.buffer.sample(self.batch_size)

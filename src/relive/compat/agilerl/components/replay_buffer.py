@@ -12,9 +12,9 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
-from relive.compat.agilerl.rows import original_class, to_batch, to_columns
+from relive.compat.agilerl.rows import find_original_class, to_batch, to_columns
 from relive.compat.pickling import PicklableBuffer, restore_core
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import SchemaError, explain
 from relive.locking import permit_forked_copy
@@ -26,7 +26,7 @@ _MIN_ROWS_WITH_REPLACEMENT = 16_384
 """Number of stored rows above which batches are drawn with replacement; below, all rows of a batch differ."""
 
 
-class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "ReplayBuffer")):
+class ReplayBuffer(PicklableBuffer, find_original_class("components.replay_buffer", "ReplayBuffer")):
     """AgileRL's `ReplayBuffer`: the newest `max_size` rows of TensorDicts, shaped by the first `add`.
 
     Rows are stored in their own dtypes; `dtype` is an attribute without effect. `core` is the relive buffer underneath,
@@ -54,7 +54,7 @@ class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "
         """Number of rows ever added; `clear` does not change it."""
         self.core: rl.ReplayBuffer | None = None
         self._fields: dict[str, Any] = {}
-        self._random = np.random.default_rng(experiment_seed(seed))
+        self._random = np.random.default_rng(choose_seed(seed))
         self._rows: TensorDict | None = None
         """Cache of `storage`."""
         self._num_written = 0
@@ -144,15 +144,15 @@ class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "
         if data.ndim != 1:
             remedy = "Give the transitions one batch axis, as in batch_size=[num_envs]."
             raise SchemaError(explain("add", "a TensorDict of batch size [B]", list(data.batch_size), remedy))
-        self._store(to_columns(data, torch.device(self.device)), len(data))
+        self._store_rows(to_columns(data, torch.device(self.device)), len(data))
 
-    def _store(self, rows: dict[str, Any], count: int) -> None:
+    def _store_rows(self, rows: dict[str, Any], num_rows: int) -> None:
         core, fields = self.core, self._fields
         if core is None:
             fields = map_tree(lambda leaf: Field(tuple(leaf.shape[1:]), leaf.dtype), rows)
             core = self._make_core(fields, self._draw_seed())
-        placeholder_rows = torch.zeros(2, count, device=core.device)
-        all_false = torch.zeros(count, dtype=torch.bool, device=core.device)
+        placeholder_rows = torch.zeros(2, num_rows, device=core.device)
+        all_false = torch.zeros(num_rows, dtype=torch.bool, device=core.device)
         unused = {
             "obs": placeholder_rows[0],
             "reward": placeholder_rows[0],
@@ -161,12 +161,12 @@ class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "
         }
         core.extend({**unused, "truncated": all_false, "action": rows})
         self.core, self._fields = core, fields
-        self._num_written += count
-        self.counter += count
+        self._num_written += num_rows
+        self.counter += num_rows
 
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
         """Draw `batch_size` rows, or all if fewer are stored; `return_idx` adds ids "idxs" `[B]`. Ignores `beta`."""
-        core = self._require_rows()
+        core = self._require_core()
         size, count = len(core), max(min(operator.index(batch_size), len(core)), 0)
         if size < _MIN_ROWS_WITH_REPLACEMENT:
             slots = torch.from_numpy(self._random.choice(size, count, replace=False))
@@ -181,7 +181,7 @@ class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "
         """Convert the core's ids, which start at the last `clear`, to ids that start at the first `add`."""
         return index + self._first_id if self._first_id else index
 
-    def _require_rows(self) -> rl.ReplayBuffer:
+    def _require_core(self) -> rl.ReplayBuffer:
         if self.core is None:
             raise AssertionError(explain("sample", "stored rows", "an empty buffer", "Call add first."))
         return self.core
@@ -192,7 +192,7 @@ class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "
         self._num_written = self._assigned_size = 0
         self.core = self._rows = None
 
-    def draw_from_copy(self, seed: int) -> None:
+    def use_forked_copy(self, seed: int) -> None:
         """Draw from this child process's copy of the rows, with a new random generator."""
         self._random = np.random.default_rng(seed)
         if self.core is not None:
@@ -201,13 +201,13 @@ class ReplayBuffer(PicklableBuffer, original_class("components.replay_buffer", "
 
     _derived_attributes = ("_rows",)
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         self._rows = None
         if self.core is not None:
             self.core = restore_core(self._make_core(self._fields, seed=0), self.core)
 
 
-class MultiStepReplayBuffer(ReplayBuffer, original_class("components.replay_buffer", "MultiStepReplayBuffer")):
+class MultiStepReplayBuffer(ReplayBuffer, find_original_class("components.replay_buffer", "MultiStepReplayBuffer")):
     """AgileRL's `MultiStepReplayBuffer`: rows of n steps, with the reward Σ γ^i r_i up to the first end.
 
     "next_obs" and "done" of a row belong to the last summed step. `add` takes one step of every environment. When
@@ -239,14 +239,14 @@ class MultiStepReplayBuffer(ReplayBuffer, original_class("components.replay_buff
 
     def add(self, data: TensorDict) -> TensorDict | None:
         """Add one step of every environment; return the oldest step of the window if it is full, else None."""
-        done_key = self.done_key or self._find_keys(data)
+        done_key = self.done_key or self._find_done_key(data)
         target_device = torch.device(self.device)
         data = data.clone() if data.device in (None, target_device) else data.to(target_device).clone()
         self._check_same_fields(data)
         window = [*self.n_step_buffer, data][-self.n_step :]
         is_full = len(window) == self.n_step
         if is_full:
-            self._store(self._sum_steps(window, done_key), len(data))
+            self._store_rows(self._sum_steps(window, done_key), len(data))
         self.n_step_buffer.append(data)
         self.done_key = done_key
         return window[0] if is_full else None
@@ -262,7 +262,7 @@ class MultiStepReplayBuffer(ReplayBuffer, original_class("components.replay_buff
             remedy = "Add the same fields for all environments in every call."
             raise SchemaError(explain("add", f"batch size and fields {expected} as before", got, remedy))
 
-    def _find_keys(self, data: TensorDict) -> str:
+    def _find_done_key(self, data: TensorDict) -> str:
         names = ("done", "termination", "terminated")
         done = next((name for name in names if name in data.keys()), None)
         missing = [name for name in (self.reward_key, self.ns_key) if name not in data.keys()]
@@ -275,7 +275,7 @@ class MultiStepReplayBuffer(ReplayBuffer, original_class("components.replay_buff
     def _get_n_step_info(self) -> TensorDict:
         """Sum the steps in the window to one row per environment."""
         steps = list(self.n_step_buffer)
-        rows: Any = self._sum_steps(steps, self.done_key or self._find_keys(steps[0]))
+        rows: Any = self._sum_steps(steps, self.done_key or self._find_done_key(steps[0]))
         return TensorDict(rows, batch_size=steps[0].batch_size)
 
     def _sum_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class MultiStepReplayBuffer(ReplayBuffer, original_class("components.replay_buff
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """Read the rows with these ids. A second buffer that got every result of `add` has the same ids."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
-        rows = to_batch(self._require_rows().read(flat - self._first_id if self._first_id else flat)["action"])
+        rows = to_batch(self._require_core().read(flat - self._first_id if self._first_id else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
 
     def clear(self) -> None:
@@ -304,7 +304,7 @@ class MultiStepReplayBuffer(ReplayBuffer, original_class("components.replay_buff
         self.done_key = None
 
 
-class PrioritizedReplayBuffer(ReplayBuffer, original_class("components.replay_buffer", "PrioritizedReplayBuffer")):
+class PrioritizedReplayBuffer(ReplayBuffer, find_original_class("components.replay_buffer", "PrioritizedReplayBuffer")):
     """AgileRL's `PrioritizedReplayBuffer`: row i is drawn with probability p_i^alpha / Σ p^alpha.
 
     `alpha` can be set until the first row is added. Writing to `sum_tree` or `min_tree` writes priorities.
@@ -343,7 +343,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, original_class("components.replay_bu
 
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
         """Draw `batch_size` rows with their importance "weights" and "idxs", each `[B, 1]`."""
-        core, self._beta = self._require_rows(), beta
+        core, self._beta = self._require_core(), beta
         batch = core.sample(operator.index(batch_size))
         weights, idxs = batch["weight"].unsqueeze(1), self._to_global_ids(batch["index"]).unsqueeze(1)
         return to_batch(batch["action"], weights=weights, idxs=idxs)
@@ -361,17 +361,17 @@ class PrioritizedReplayBuffer(ReplayBuffer, original_class("components.replay_bu
             if self._first_id:
                 # Rows that `clear` removed have negative ids here, so their priorities are skipped.
                 index, clamped_priorities = index[index >= 0], clamped_priorities[index >= 0]
-            self._require_rows().update_priority(index, clamped_priorities)
+            self._require_core().update_priority(index, clamped_priorities)
 
     def _update_priority(self, idx: int, priority: float) -> None:
         """Set the priority of the row in slot `idx` of `storage`."""
         if not 0 <= idx < self.size:
             raise AssertionError(f"idx: expected a stored slot below {self.size}, got {idx}.")
-        self._require_rows().update_priority(
-            self._ids_in_slots([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
+        self._require_core().update_priority(
+            self._convert_slots_to_ids([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
         )
 
-    def _ids_in_slots(self, slots: Any) -> torch.Tensor:
+    def _convert_slots_to_ids(self, slots: Any) -> torch.Tensor:
         """Return the core's id of the row in each of these slots of `storage`."""
         newest = self._num_written - 1
         slots = torch.as_tensor(slots, device=self.device)
@@ -386,30 +386,30 @@ class PrioritizedReplayBuffer(ReplayBuffer, original_class("components.replay_bu
     @property
     def sum_tree(self) -> SumSegmentTree:
         """A copy of priority^alpha per slot of `storage`; 0 in empty slots. Writing to it sets priorities."""
-        return SumSegmentTree.from_leaves(self._copy_masses(), self._write_masses)
+        return SumSegmentTree.from_leaves(self._copy_priority_masses(), self._write_priority_masses)
 
     @property
     def min_tree(self) -> MinSegmentTree:
         """A copy of priority^alpha per slot of `storage`; infinite in empty slots. Writing to it sets priorities."""
-        masses = self._copy_masses()
-        return MinSegmentTree.from_leaves(np.where(masses == 0, np.inf, masses), self._write_masses)
+        masses = self._copy_priority_masses()
+        return MinSegmentTree.from_leaves(np.where(masses == 0, np.inf, masses), self._write_priority_masses)
 
     @property
     def tree_ptr(self) -> int:
         """Slot of the row that is added next."""
         return self._cursor
 
-    def _copy_masses(self) -> np.ndarray:
+    def _copy_priority_masses(self) -> np.ndarray:
         """Return priority^alpha per slot of `storage`; 0 in empty slots."""
         sampler: Any = None if self.core is None else self.core.sampler
         return np.zeros(self.max_size) if sampler is None else sampler.masses().numpy(force=True)
 
-    def _write_masses(self, slots: np.ndarray, masses: np.ndarray) -> None:
+    def _write_priority_masses(self, slots: np.ndarray, masses: np.ndarray) -> None:
         if self._alpha == 0:
             remedy = "Call update_priorities."
             raise SchemaError(explain("tree", "alpha above 0, to tell priorities from leaves", 0, remedy))
         priority = torch.as_tensor(np.asarray(masses, np.float64) ** (1 / self._alpha), device="cpu")
-        self._require_rows().update_priority(self._ids_in_slots(slots), priority)
+        self._require_core().update_priority(self._convert_slots_to_ids(slots), priority)
 
 
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
@@ -420,6 +420,6 @@ def _broadcast_flags(flags: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     return flags.view(-1, *(1,) * (leaf.ndim - 1))
 
 
-def _select_rows(is_flagged: torch.Tensor, flagged: Any, other: Any) -> Any:
-    """Return a tree with the rows of `flagged` where `is_flagged` is True, and the rows of `other` elsewhere."""
-    return map_tree(lambda x, y: torch.where(_broadcast_flags(is_flagged, x), x, y), flagged, other)
+def _select_rows(is_flagged: torch.Tensor, flagged_rows: Any, other_rows: Any) -> Any:
+    """Return a tree of `flagged_rows` where `is_flagged` is True, and of `other_rows` elsewhere."""
+    return map_tree(lambda x, y: torch.where(_broadcast_flags(is_flagged, x), x, y), flagged_rows, other_rows)

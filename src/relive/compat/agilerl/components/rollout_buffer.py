@@ -12,11 +12,11 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.agilerl.rows import original_class
+from relive.compat.agilerl.rows import find_original_class
 from relive.compat.agilerl.typing import BPTTSequenceType
 from relive.compat.pickling import PicklableBuffer
-from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import advantages_and_returns
+from relive.compat.seeding import choose_seed
+from relive.compat.step_rows import compute_advantages_and_returns
 from relive.compat.views import WriteThroughTensorDict, map_tree
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_nonempty, check_positive_int
@@ -36,7 +36,7 @@ _SUPPORTED_SPACES = "Box, Discrete, MultiDiscrete or MultiBinary"
 _FLAG = Field((), torch.bool)
 
 
-class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer", "RolloutBuffer")):
+class RolloutBuffer(PicklableBuffer, find_original_class("components.rollout_buffer", "RolloutBuffer")):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
     `buffer` is the memory as a TensorDict `[capacity, num_envs]`; assigning to a name copies into the memory.
@@ -80,18 +80,18 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
         self.wrap_at_capacity = wrap_at_capacity
         self.max_seq_len, self.bptt_sequence_type = max_seq_len, bptt_sequence_type
         self._is_masked = False
-        self._random = np.random.default_rng(experiment_seed(seed))
+        self._random = np.random.default_rng(choose_seed(seed))
         self.reset()
-        self._allocate()
+        self._allocate_memory()
 
-    def _allocate(self) -> None:
+    def _allocate_memory(self) -> None:
         self.core = self._make_rollout()
         default_row = self.core.columns[0].clone()
         default_row["action_masks"].fill_(True)
         self._default_values = {name: default_row[name] for name in self._declare_extra_fields()}
         """Default values of the optional arguments of `add`."""
         self._no_flags = default_row["truncated"]
-        self._show_memory()
+        self._set_buffer_view()
 
     def _declare_extra_fields(self) -> dict[str, Any]:
         extra: dict[str, Any] = {
@@ -116,15 +116,15 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
             self.capacity, self.num_envs, obs, action, extra=self._declare_extra_fields(), device=self.device
         )
 
-    def _show_memory(self) -> None:
+    def _set_buffer_view(self) -> None:
         """Set `buffer` to a TensorDict of the core's memory under AgileRL's names."""
         rows = self.core.columns
-        columns = {name: rows[core_name] for name, core_name in self._map_names().items()}
+        columns = {name: rows[core_name] for name, core_name in self._get_core_names().items()}
         self.buffer = WriteThroughTensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
         self._flat_memory: dict[str, Any] = map_tree(lambda leaf: leaf.flatten(0, 1), columns)
         """The memory as `[capacity · num_envs, …]`."""
 
-    def _map_names(self) -> dict[str, str]:
+    def _get_core_names(self) -> dict[str, str]:
         optional_names = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
         return _CORE_NAMES | {name: name for name in optional_names}
 
@@ -183,31 +183,31 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
         if self.recurrent and hidden_state is not None:
             extra["hidden_states"] = {key: self._convert_hidden(key, state) for key, state in hidden_state.items()}
         if episode_start is not None:
-            extra["episode_starts"] = self._reshape("episode_start", episode_start) != 0
+            extra["episode_starts"] = self._reshape_for_envs("episode_start", episode_start) != 0
         if action_mask is not None:
             mask_shape = (spaces.flatdim(self.action_space),)
-            extra["action_masks"] = self._reshape("action_mask", action_mask, mask_shape) != 0
+            extra["action_masks"] = self._reshape_for_envs("action_mask", action_mask, mask_shape) != 0
         if self.core.num_stored != row:
             self.core.take_back(row)
         self.core.add(
             self._reshape_observation("obs", self.observation_space, obs),
-            self._reshape(
+            self._reshape_for_envs(
                 "action", action, (_count_action_components(self.action_space),), self.action_space.shape or ()
             ),
-            self._reshape("reward", reward),
-            self._reshape("done", done) != 0,
+            self._reshape_for_envs("reward", reward),
+            self._reshape_for_envs("done", done) != 0,
             self._no_flags,
-            value=self._reshape("value", value),
-            log_prob=self._reshape("log_prob", log_prob),
+            value=self._reshape_for_envs("value", value),
+            log_prob=self._reshape_for_envs("log_prob", log_prob),
             **(self._default_values | extra),
         )
         self.pos = row + 1
         self.full = self.full or self.pos == self.capacity
         if action_mask is not None and not self._is_masked:
             self._is_masked = True
-            self._show_memory()
+            self._set_buffer_view()
 
-    def _reshape(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
+    def _reshape_for_envs(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
         """Reshape `value` to `[num_envs, *shapes[0]]` if its shape is one row per environment of one of `shapes`.
 
         A single number for a single environment fills the shape, with a warning. Any other value is returned
@@ -242,8 +242,8 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
                 for key, part in value.items()
             }
         if isinstance(space, spaces.Discrete):
-            return self._reshape(where, value, (1,), ())
-        return value if space is None else self._reshape(where, value, space.shape or ())
+            return self._reshape_for_envs(where, value, (1,), ())
+        return value if space is None else self._reshape_for_envs(where, value, space.shape or ())
 
     def _convert_hidden(self, key: str, state: Any) -> torch.Tensor:
         state = self._to_tensor(f"hidden_state.{key}", state)
@@ -258,15 +258,15 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
         steps, device = self._num_steps, self.core.device
         check_nonempty("compute_returns_and_advantages", steps)
         lead = (self.num_envs,)
-        last = convert("last_value", Field(), self._reshape("last_value", last_value), lead, device)
-        is_over = convert("last_done", _FLAG, self._reshape("last_done", last_done) != 0, lead, device)
+        last = convert("last_value", Field(), self._reshape_for_envs("last_value", last_value), lead, device)
+        is_over = convert("last_done", _FLAG, self._reshape_for_envs("last_done", last_done) != 0, lead, device)
         reward, value, done = (
             self.buffer[name][:steps].roll(-self._oldest_row, 0) for name in ("rewards", "values", "dones")
         )
         ended = torch.cat([done[:-1], is_over.unsqueeze(0)])
         if self.use_gae:
             settings = {"gamma": self.gamma, "lam": self.gae_lambda}
-            advantage, return_ = advantages_and_returns(reward, value, last, ended, **settings)
+            advantage, return_ = compute_advantages_and_returns(reward, value, last, ended, **settings)
         else:
             all_false = torch.zeros_like(ended)
             return_ = rl.discounted_return(reward, ended, all_false, gamma=self.gamma, last_value=last)
@@ -278,7 +278,7 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
         """Return flat arrays of all steps in time order, or of `batch_size` random ones; an empty buffer gives {}."""
         if not self.size():
             return {}
-        arrays: Any = self._read_flat(batch_size, "buffer size").cpu().numpy()
+        arrays: Any = self._read_flat_batch(batch_size, "buffer size").cpu().numpy()
         return arrays
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
@@ -286,28 +286,28 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
         target = device or self.device
         if not self.size():
             return TensorDict({}, batch_size=[], device=target)
-        return self._read_flat(batch_size, "buffer_size").to(target)
+        return self._read_flat_batch(batch_size, "buffer_size").to(target)
 
-    def _read_flat(self, batch_size: int | None, limit: str) -> TensorDict:
+    def _read_flat_batch(self, batch_size: int | None, limit_name: str) -> TensorDict:
         total = self.size()
         if batch_size is not None and batch_size > total:
-            message = f"get({batch_size}): larger than {limit}, so that all {total} steps are returned."
+            message = f"get({batch_size}): larger than {limit_name}, so that all {total} steps are returned."
             warnings.warn(message, stacklevel=3)
             batch_size = None
         if batch_size is not None:
             indices = self._random.choice(total, check_positive_int("batch_size", batch_size), replace=False)
             rows = torch.from_numpy(indices).to(self.core.device)
-            return self._map_leaves(lambda leaf: leaf.index_select(0, rows), batch_size)
+            return self._map_flat_memory(lambda leaf: leaf.index_select(0, rows), batch_size)
         oldest = self._oldest_row * self.num_envs
         if oldest:
-            return self._map_leaves(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
-        return self._map_leaves(lambda leaf: leaf[:total].clone(), total)
+            return self._map_flat_memory(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
+        return self._map_flat_memory(lambda leaf: leaf[:total].clone(), total)
 
-    def _map_leaves(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
-        """Apply `read` to every leaf `[capacity · num_envs, …]`."""
-        return TensorDict(map_tree(read, self._flat_memory), batch_size=[count], device=self.core.device)
+    def _map_flat_memory(self, read_rows: Callable[[torch.Tensor], torch.Tensor], num_rows: int) -> TensorDict:
+        """Apply `read_rows` to every leaf `[capacity · num_envs, …]`."""
+        return TensorDict(map_tree(read_rows, self._flat_memory), batch_size=[num_rows], device=self.core.device)
 
-    def _ordered_rollout(self) -> rl.RolloutBuffer:
+    def _get_ordered_rollout(self) -> rl.RolloutBuffer:
         """Return a rollout of the stored steps, oldest first: the core, or after a wrap a copy."""
         oldest = self._oldest_row
         if not oldest:
@@ -336,7 +336,7 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
         if mode is None:
             types = ", ".join(sequence_type.name for sequence_type in BPTTSequenceType)
             raise NotImplementedError(f"unrecognized sequence type {kind!r}: pass one of {types}.")
-        rollout = self._ordered_rollout()
+        rollout = self._get_ordered_rollout()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
         fields = ("obs", "action", "hidden_states", "action_masks")
@@ -386,7 +386,7 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle of this class, or of AgileRL's class, whose pickles lack this class's private attributes."""
-        self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
+        self._is_masked, self._random = False, np.random.default_rng(choose_seed())
         self.reset()
         self.__dict__.update(state)
         saved_buffer, problem = state.get("buffer"), ""
@@ -403,7 +403,7 @@ class RolloutBuffer(PicklableBuffer, original_class("components.rollout_buffer",
             warnings.warn(message, stacklevel=2)
             return
         self._is_masked = saved_buffer is not None and "action_masks" in saved_buffer.keys()
-        self._allocate()
+        self._allocate_memory()
         if saved_buffer is None:
             self.reset()
         else:

@@ -11,15 +11,15 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from relive.compat.agilerl.components import data, replay_buffer
-from relive.compat.agilerl.rows import original_class
+from relive.compat.agilerl.rows import find_original_class
 from relive.errors import explain
 
 # Where AgileRL is installed, these are its own classes, of which relive's buffers are instances, too.
 _MODULE = "components.replay_buffer"
-ReplayBuffer = original_class(_MODULE, "ReplayBuffer", replay_buffer.ReplayBuffer)
-MultiStepReplayBuffer = original_class(_MODULE, "MultiStepReplayBuffer", replay_buffer.MultiStepReplayBuffer)
-PrioritizedReplayBuffer = original_class(_MODULE, "PrioritizedReplayBuffer", replay_buffer.PrioritizedReplayBuffer)
-ReplayDataset = original_class("components.data", "ReplayDataset", data.ReplayDataset)
+ReplayBuffer = find_original_class(_MODULE, "ReplayBuffer", replay_buffer.ReplayBuffer)
+MultiStepReplayBuffer = find_original_class(_MODULE, "MultiStepReplayBuffer", replay_buffer.MultiStepReplayBuffer)
+PrioritizedReplayBuffer = find_original_class(_MODULE, "PrioritizedReplayBuffer", replay_buffer.PrioritizedReplayBuffer)
+ReplayDataset = find_original_class("components.data", "ReplayDataset", data.ReplayDataset)
 
 
 class Sampler:
@@ -49,13 +49,13 @@ class Sampler:
         self.distributed = isinstance(dataloader, DataLoader) and dataset is not None
         # The warnings below keep AgileRL's words, because AgileRL's tests match them.
         if not self.distributed:
-            _warn_unless(kind, memory, f"Memory is not an agilerl {name}")
+            _warn_unless_instance(kind, memory, f"Memory is not an agilerl {name}")
             return
         self.sample = self.sample_distributed
         if isinstance(self.dataset.buffer, ReplayBuffer):
             self.dataloader = self._replace_dataloader_collate_fn(dataloader)
-        _warn_unless(ReplayDataset, dataset, "Dataset is not an agilerl ReplayDataset")
-        _warn_unless(DataLoader, self.dataloader, "Dataset is not a torch DataLoader object")
+        _warn_unless_instance(ReplayDataset, dataset, "Dataset is not an agilerl ReplayDataset")
+        _warn_unless_instance(DataLoader, self.dataloader, "Dataset is not a torch DataLoader object")
 
     def _replace_dataloader_collate_fn(self, dataloader: DataLoader[Any]) -> DataLoader[Any]:
         names = ("dataset", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -92,8 +92,8 @@ class Sampler:
         return self.memory.sample_from_indices(idxs)
 
 
-def _warn_unless(kind: type, value: Any, message: str) -> None:
+def _warn_unless_instance(expected_class: type, value: Any, message: str) -> None:
     """Warn if an object is not of the kind that AgileRL's trainers expect."""
-    if not isinstance(value, kind):
+    if not isinstance(value, expected_class):
         remedy = "Training continues; check that it has the methods of one."
         warnings.warn(f"{message}: got {type(value).__name__}. {remedy}", stacklevel=3)

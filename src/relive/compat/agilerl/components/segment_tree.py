@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from relive.compat.agilerl.rows import original_class
+from relive.compat.agilerl.rows import find_original_class
 from relive.errors import explain
 
 
-class SegmentTree(original_class("components.segment_tree", "SegmentTree")):
+class SegmentTree(find_original_class("components.segment_tree", "SegmentTree")):
     """Computes `operation` over ranges of `capacity` leaves, which are `init_value` at first.
 
     `tree` is the heap `[2 · capacity]`: node i is the operation of nodes 2i and 2i + 1, and the leaves come last.
@@ -67,7 +67,7 @@ class SegmentTree(original_class("components.segment_tree", "SegmentTree")):
             self.tree[nodes] = self._combine(self.tree[2 * nodes], self.tree[2 * nodes + 1])
 
 
-class SumSegmentTree(SegmentTree, original_class("components.segment_tree", "SumSegmentTree")):
+class SumSegmentTree(SegmentTree, find_original_class("components.segment_tree", "SumSegmentTree")):
     """Sums of ranges; leaves are 0 at first."""
 
     def __init__(self, capacity: int) -> None:
@@ -96,7 +96,7 @@ class SumSegmentTree(SegmentTree, original_class("components.segment_tree", "Sum
         return node - self.capacity
 
 
-class MinSegmentTree(SegmentTree, original_class("components.segment_tree", "MinSegmentTree")):
+class MinSegmentTree(SegmentTree, find_original_class("components.segment_tree", "MinSegmentTree")):
     """Minima of ranges; leaves are infinite at first."""
 
     def __init__(self, capacity: int) -> None:

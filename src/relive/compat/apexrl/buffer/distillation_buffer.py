@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.buffer.replay_buffer import check_sample
+from relive.compat.apexrl.buffer.replay_buffer import check_sample_size
 from relive.compat.apexrl.buffer.specs import list_leaves, to_device
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.seeding import experiment_seed
-from relive.compat.views import declare
+from relive.compat.seeding import choose_seed
+from relive.compat.views import declare_spec
 
 
 class DistillationBuffer:
@@ -34,7 +34,7 @@ class DistillationBuffer:
     ) -> None:
         self.capacity = capacity
         self.obs_shape = obs_shape
-        self.core = rl.DistillationBuffer(capacity, declare(obs_shape), device=device, seed=experiment_seed(seed))
+        self.core = rl.DistillationBuffer(capacity, declare_spec(obs_shape), device=device, seed=choose_seed(seed))
 
     @property
     def device(self) -> torch.device:
@@ -56,9 +56,9 @@ class DistillationBuffer:
         list_leaves("obs", self.obs_shape, obs)
         self.core.add(to_device(obs, self.device), to_device(action, self.device))
 
-    def sample(self, batch_size: int) -> tuple[Any, Any]:
+    def sample(self, batch_size: int) -> tuple[Any, torch.Tensor]:
         """Draw `batch_size` rows as `(obs, expert_actions)`."""
-        check_sample(batch_size, self.size)
+        check_sample_size(batch_size, self.size)
         batch = self.core.sample(batch_size)
         return batch["obs"], batch["action"]
 

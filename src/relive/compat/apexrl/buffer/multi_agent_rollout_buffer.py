@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 import relive as rl
 from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, TRAINING_FIELDS, check_not_full
-from relive.compat.apexrl.buffer.specs import convert_dones, list_leaves, to_plain
+from relive.compat.apexrl.buffer.specs import convert_dones, list_leaves, to_dicts
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows
-from relive.compat.views import WriteThroughDict, declare, map_tree, memory_views
+from relive.compat.views import WriteThroughDict, declare_spec, make_memory_views, map_tree
 from relive.errors import explain
 from relive.schema.checks import check_none_without, check_nonempty
 from relive.schema.fields import Field
@@ -24,10 +24,10 @@ _AGENT_FIELDS = {name: field for name, field in TRAINING_FIELDS.items() if name 
 class AgentTensors(WriteThroughDict):
     """A dict with one tensor `[num_steps, num_envs, …]` per agent; assigning to an agent writes into the memory."""
 
-    def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
+    def _refuse_removal(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise TypeError(explain(self._where, "the tensors of every agent", "fewer", "Make a dict of your own."))
 
-    pop = popitem = clear = setdefault = __delitem__ = _refuse  # pyright: ignore[reportAssignmentType]
+    pop = popitem = clear = setdefault = __delitem__ = _refuse_removal  # pyright: ignore[reportAssignmentType]
 
 
 class MultiAgentRolloutBuffer(StepBuffer):
@@ -46,9 +46,9 @@ class MultiAgentRolloutBuffer(StepBuffer):
     (torch.Size([1, 2, 4]), torch.int64)
     """
 
-    observations, actions, rewards, dones = memory_views("obs", "action", "reward", "done")
-    values, log_probs, advantages, returns = memory_views("value", "log_prob", *SCORES)
-    (states,) = memory_views("state")
+    observations, actions, rewards, dones = make_memory_views("obs", "action", "reward", "done")
+    values, log_probs, advantages, returns = make_memory_views("value", "log_prob", *SCORES)
+    (states,) = make_memory_views("state")
 
     def __init__(
         self, *, possible_agents: Sequence[str], num_envs: int, num_steps: int, obs_specs: Mapping[str, Spec],
@@ -59,9 +59,9 @@ class MultiAgentRolloutBuffer(StepBuffer):
         self.num_envs, self.num_steps = num_envs, num_steps
         self.obs_specs, self.state_spec = obs_specs, state_spec
         self.action_shapes, self.action_dtypes = action_shapes, action_dtypes
-        scalars = declare(dict.fromkeys(self.possible_agents, ()))
-        state = {} if state_spec is None else {"state": declare(state_spec)}
-        obs = {agent: declare(obs_specs[agent]) for agent in self.possible_agents}
+        scalars = declare_spec(dict.fromkeys(self.possible_agents, ()))
+        state = {} if state_spec is None else {"state": declare_spec(state_spec)}
+        obs = {agent: declare_spec(obs_specs[agent]) for agent in self.possible_agents}
         action = {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents}
         settings: dict[str, Any] = {"reward": scalars, "value": scalars, "extra": {"done": scalars, **state}}
         make = partial(rl.RolloutBuffer, num_steps, num_envs, obs, action, device=device, **settings)
@@ -86,19 +86,21 @@ class MultiAgentRolloutBuffer(StepBuffer):
             "obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values,
             "log_prob": log_probs, **({} if self.state_spec is None else {"state": state}),
         }  # fmt: skip
-        rows.write([leaf for name, value in fields.items() for leaf in list_leaves(name, rows.tensors[name], value)])
+        rows.write_step(
+            [leaf for name, value in fields.items() for leaf in list_leaves(name, rows.tensors[name], value)]
+        )
 
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
         """Compute advantages and returns per agent; `last_values` [num_envs] are the values after the last step."""
         ended = map_tree(torch.Tensor.bool, self._rows.tensors["done"])
-        self._rows.score(last_values, ended, gamma=gamma, lam=gae_lambda)
+        self._rows.compute_scores(last_values, ended, gamma=gamma, lam=gae_lambda)
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages of all agents together to mean 0 and standard deviation 1."""
         steps = check_nonempty("normalize_advantages", self.step)
-        advantages = self._rows.view("advantage")
+        advantages = self._rows.get_memory("advantage")
         stacked = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
         for agent, normalized in zip(self.possible_agents, rl.normalize(stacked), strict=True):
             advantages[agent][:steps] = normalized
@@ -107,8 +109,8 @@ class MultiAgentRolloutBuffer(StepBuffer):
         """Return the stored transitions of one agent `[step · num_envs, …]`, ordered by time, then environment."""
         count = check_nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
-        fields = {name: rows.flat_view(field)[agent_id][:count] for name, field in _AGENT_FIELDS.items()}
-        states = None if self.state_spec is None else rows.flat_view("state")[:count]
+        fields = {name: rows.get_flat_memory(field)[agent_id][:count] for name, field in _AGENT_FIELDS.items()}
+        states = None if self.state_spec is None else rows.get_flat_memory("state")[:count]
         return {"observations": fields.pop("observations"), "states": states, **fields}
 
     def clear(self) -> None:
@@ -118,5 +120,5 @@ class MultiAgentRolloutBuffer(StepBuffer):
     def get_state_dict(self) -> dict[str, Any]:
         """Return `step` and all tensors in plain dicts; the tensors share the buffer's memory."""
         names = ("observations", "actions", "rewards", "dones", "values", "log_probs", "advantages", "returns")
-        tensors = {name: {agent: to_plain(x) for agent, x in getattr(self, name).items()} for name in names}
-        return {**tensors, "states": to_plain(self.states), "step": self.step}
+        tensors = {name: {agent: to_dicts(x) for agent, x in getattr(self, name).items()} for name in names}
+        return {**tensors, "states": to_dicts(self.states), "step": self.step}

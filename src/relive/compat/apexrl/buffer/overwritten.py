@@ -74,10 +74,10 @@ class ReusedObs:
         return {"_checks_left": self._checks_left, "_previous_obs": None}
 
 
-def _is_overwritten(obs: torch.Tensor, next_obs: torch.Tensor, previous: torch.Tensor) -> bool:
-    """Whether at least half of the rows of `obs` equal the row of `next_obs` and differ from the row of `previous`."""
-    if not obs.shape == next_obs.shape == previous.shape:
+def _is_overwritten(obs: torch.Tensor, next_obs: torch.Tensor, old_next_obs: torch.Tensor) -> bool:
+    """Whether at least half of the rows of `obs` equal those of `next_obs` and differ from those of `old_next_obs`."""
+    if not obs.shape == next_obs.shape == old_next_obs.shape:
         return False
-    rows, next_rows, previous_rows = (x.flatten(1) if x.ndim > 1 else x[None] for x in (obs, next_obs, previous))
+    rows, next_rows, previous_rows = (x.flatten(1) if x.ndim > 1 else x[None] for x in (obs, next_obs, old_next_obs))
     is_overwritten = (rows == next_rows).all(1) & (rows != previous_rows).any(1)
     return bool(2 * is_overwritten.sum() >= len(rows))

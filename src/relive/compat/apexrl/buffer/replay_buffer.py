@@ -16,14 +16,14 @@ from relive.compat.apexrl.buffer.specs import (
     convert_dones,
     declare_action,
     list_leaves,
-    plain_spec,
     to_device,
-    to_plain,
+    to_dicts,
+    to_plain_spec,
 )
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.pickling import PicklableBuffer, restore_core
-from relive.compat.seeding import experiment_seed
-from relive.compat.views import declare, map_tree, memory_views, share_memory
+from relive.compat.seeding import choose_seed
+from relive.compat.views import declare_spec, is_memory_shared, make_memory_views, map_tree
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_int, check_none_without
 from relive.schema.fields import Field
@@ -56,8 +56,8 @@ class ReplayBuffer(PicklableBuffer):
             [0.7000]])
     """
 
-    observations, actions, rewards, next_observations, dones = memory_views(*_CORE_NAMES.values())
-    critic_observations, next_critic_observations = memory_views(*_CRITIC)
+    observations, actions, rewards, next_observations, dones = make_memory_views(*_CORE_NAMES.values())
+    critic_observations, next_critic_observations = make_memory_views(*_CRITIC)
 
     def __init__(
         self, capacity: int, obs_shape: Spec, action_shape: tuple[int, ...] = (), device: torch.device | str = "cpu",
@@ -72,12 +72,12 @@ class ReplayBuffer(PicklableBuffer):
         self._num_written = 0
         """Number of transitions written since the last `clear`."""
         self._names = _CORE_NAMES if critic_obs_shape is None else _CORE_NAMES | _CRITIC
-        self._seed = experiment_seed(seed)
+        self._seed = choose_seed(seed)
         self._overwritten_obs = OverwrittenObs()
         self._zero_flags: dict[int | None, torch.Tensor] = {}
         """`truncated` of the latest batch, by its size; None is a single transition."""
         self._core = self._make_core(action_dtype or torch.float32)
-        first_field: Any = declare(obs_shape, obs_dtype)
+        first_field: Any = declare_spec(obs_shape, obs_dtype)
         while isinstance(first_field, Mapping):
             first_field = next(iter(first_field.values()))
         self._num_obs_axes = len(first_field.shape)
@@ -90,8 +90,8 @@ class ReplayBuffer(PicklableBuffer):
 
     def _make_core(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
         critic = {} if self.critic_obs_shape is None else _CRITIC
-        fields = declare(self.obs_shape, self.obs_dtype), Field(self.action_shape, action_dtype)
-        extra = {"dones": (), **{name: declare(self.critic_obs_shape, self.obs_dtype) for name in critic}}
+        fields = declare_spec(self.obs_shape, self.obs_dtype), Field(self.action_shape, action_dtype)
+        extra = {"dones": (), **{name: declare_spec(self.critic_obs_shape, self.obs_dtype) for name in critic}}
         settings: dict[str, Any] = {"device": self.device, "next_obs": "stored", "seed": self._seed}
         return rl.ReplayBuffer(self.capacity, *fields, extra=extra, **settings)
 
@@ -147,10 +147,10 @@ class ReplayBuffer(PicklableBuffer):
         next_obs = self._copy_if_shared(obs_leaves, to_device(next_observations, self.device))
         rewards, ended = to_device(rewards, self.device), convert_dones("dones", dones, self.device)
         if count == 1:
-            rewards, ended = _as_batch(rewards), _as_batch(ended)
+            rewards, ended = _as_batch_of_one(rewards), _as_batch_of_one(ended)
         step = {
             "obs": obs, "action": to_device(actions, self.device), "reward": rewards, "terminated": ended.bool(),
-            "truncated": self._make_truncated(count), "next_obs": next_obs, "dones": ended, **critic,
+            "truncated": self._make_truncated_flags(count), "next_obs": next_obs, "dones": ended, **critic,
         }  # fmt: skip
         if count is None:
             self._core.add(**step)
@@ -159,7 +159,7 @@ class ReplayBuffer(PicklableBuffer):
         self.action_dtype = dtype
         self._num_written += count or 1
 
-    def _make_truncated(self, count: int | None) -> torch.Tensor:
+    def _make_truncated_flags(self, count: int | None) -> torch.Tensor:
         if count not in self._zero_flags:
             shape = () if count is None else (count,)
             self._zero_flags = {count: torch.zeros(shape, dtype=torch.bool, device=self.device)}
@@ -180,13 +180,13 @@ class ReplayBuffer(PicklableBuffer):
             remedy = "The environment reuses its memory: clone observations before the step."
             got = "observations that the next observations have overwritten"
             warnings.warn(explain("observations", "those before the step", got, remedy), DataWarning, stacklevel=3)
-        if not any(share_memory(*pair) for pair in pairs):
+        if not any(is_memory_shared(*pair) for pair in pairs):
             return next_obs
         return map_tree(lambda x: x.clone() if isinstance(x, torch.Tensor) else x.copy(), next_obs)
 
     def sample(self, batch_size: int) -> dict[str, Any]:
         """Draw transitions uniformly with replacement, as copies."""
-        check_sample(batch_size, len(self))
+        check_sample_size(batch_size, len(self))
         batch = self._core.sample(batch_size)
         return {name: batch[core_name] for name, core_name in self._names.items()}
 
@@ -207,7 +207,7 @@ class ReplayBuffer(PicklableBuffer):
         rows = dict.fromkeys((*_CORE_NAMES, *_CRITIC))
         if self._num_written:
             memory = {name: self._get_memory(core_name) for name, core_name in self._names.items()}
-            rows |= {name: to_plain(tensor[: self.size].clone()) for name, tensor in memory.items()}
+            rows |= {name: to_dicts(tensor[: self.size].clone()) for name, tensor in memory.items()}
         return {"capacity": self.capacity, **self._list_specs(), **numbers, **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -216,7 +216,7 @@ class ReplayBuffer(PicklableBuffer):
             remedy = "Load it into a buffer of the same capacity."
             raise ValueError(explain("capacity", f"{self.capacity}, this buffer's", state_dict["capacity"], remedy))
         for name, spec in self._list_specs().items():
-            if plain_spec(state_dict.get(name)) != spec:
+            if to_plain_spec(state_dict.get(name)) != spec:
                 raise ValueError(f"ReplayBuffer {name} mismatch")
         size = int(state_dict.get("size", 0))
         pos = int(state_dict.get("pos", size % self.capacity))
@@ -225,10 +225,10 @@ class ReplayBuffer(PicklableBuffer):
             return
         rows = {name: state_dict[name] for name in (*_CORE_NAMES, *_CRITIC) if state_dict.get(name) is not None}
         dtype = self.action_dtype or declare_action(rows["actions"], 0, self.action_shape, None).dtype
-        self._core, self.action_dtype = self._fill(self._make_core(dtype), rows, pos), dtype
+        self._core, self.action_dtype = self._fill_core(self._make_core(dtype), rows, pos), dtype
         self._num_written = self.capacity + pos if state_dict.get("full", size == self.capacity) else size
 
-    def _fill(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
+    def _fill_core(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
         """Fill a new core with `rows`, which are in memory order; row `pos` is the oldest one of a full buffer."""
         fields = {_CORE_NAMES.get(name, name): tensor for name, tensor in rows.items()}
         block = TensorDict(fields, [len(rows["rewards"])]).to(self.device)
@@ -242,18 +242,18 @@ class ReplayBuffer(PicklableBuffer):
         return core
 
     def _list_specs(self) -> dict[str, Any]:
-        return {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
+        return {name: to_plain_spec(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         self._core = restore_core(self._make_core(self.action_dtype or torch.float32), self._core)
 
 
-def _as_batch(value: Any) -> Any:
+def _as_batch_of_one(value: Any) -> Any:
     """Reshape a single number to `[1]`."""
     return value.reshape(1) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def check_sample(batch_size: int, size: int) -> None:
-    """Raise ApexRL's errors for a batch size below 1 or above `size`, the number of stored rows."""
-    if check_int("batch_size", batch_size, min=1, remedy="Pass how many transitions to draw.") > size:
-        raise ValueError(explain("batch_size", f"at most {size}, which are stored", batch_size, "Add more first."))
+def check_sample_size(batch_size: int, num_rows: int) -> None:
+    """Raise ApexRL's errors for a batch size below 1 or above `num_rows`, the number of stored rows."""
+    if check_int("batch_size", batch_size, min=1, remedy="Pass how many transitions to draw.") > num_rows:
+        raise ValueError(explain("batch_size", f"at most {num_rows}, which are stored", batch_size, "Add more first."))

@@ -12,11 +12,11 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.apexrl.buffer.overwritten import ReusedObs
-from relive.compat.apexrl.buffer.specs import convert_dones, declare_action, list_leaves, plain_spec, to_plain
+from relive.compat.apexrl.buffer.specs import convert_dones, declare_action, list_leaves, to_dicts, to_plain_spec
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.seeding import experiment_seed, generator_on
+from relive.compat.seeding import choose_seed, make_generator
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows
-from relive.compat.views import declare, gather_rows, memory_views
+from relive.compat.views import declare_spec, gather_rows, make_memory_views
 from relive.errors import DataWarning, explain
 from relive.schema.checks import check_none_without, check_nonempty, check_positive_int
 from relive.schema.fields import Field
@@ -43,9 +43,9 @@ class SingleAgentRollout(StepBuffer):
     _action_is_known = True
     """Whether shape and dtype of actions are declared, by the constructor or by the first step."""
 
-    observations, privileged_observations, actions = memory_views("obs", PRIVILEGED, "action")
-    rewards, dones, values, log_probs = memory_views("reward", "dones", "value", "log_prob")
-    advantages, returns = memory_views(*SCORES)
+    observations, privileged_observations, actions = make_memory_views("obs", PRIVILEGED, "action")
+    rewards, dones, values, log_probs = make_memory_views("reward", "dones", "value", "log_prob")
+    advantages, returns = make_memory_views(*SCORES)
 
     @property
     def core(self) -> rl.RolloutBuffer:
@@ -62,13 +62,15 @@ class SingleAgentRollout(StepBuffer):
         """Number of stored transitions."""
         return self._rows.step * self.num_envs
 
-    def _make_rows(self, action: Field, hidden: Mapping[str, Any] | None = None, **settings: Any) -> StepRows:
+    def _make_rows(self, action: Field, hidden_fields: Mapping[str, Any] | None = None, **settings: Any) -> StepRows:
         """Make the rows, with privileged observations if they are declared, and fields of hidden states."""
-        hidden = hidden or {}
-        privileged = {} if self.privileged_obs_shape is None else {PRIVILEGED: declare(self.privileged_obs_shape)}
-        settings["extra"] = {"dones": declare(()), **privileged, **hidden}
-        make = partial(rl.RolloutBuffer, self.num_steps, self.num_envs, declare(self.obs_shape), action, **settings)
-        return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *hidden])
+        hidden_fields = hidden_fields or {}
+        privileged = {} if self.privileged_obs_shape is None else {PRIVILEGED: declare_spec(self.privileged_obs_shape)}
+        settings["extra"] = {"dones": declare_spec(()), **privileged, **hidden_fields}
+        make = partial(
+            rl.RolloutBuffer, self.num_steps, self.num_envs, declare_spec(self.obs_shape), action, **settings
+        )
+        return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *hidden_fields])
 
     def _choose_rows(self, _actions: Any) -> StepRows:
         """Return the rows that store a step with these actions."""
@@ -81,10 +83,10 @@ class SingleAgentRollout(StepBuffer):
         """
         check_not_full(self._rows)
         rows = self._choose_rows(actions)
-        rows.stage([*list_observation_leaves(rows, observations, privileged_observations), actions])
+        rows.stage_values([*list_observation_leaves(rows, observations, privileged_observations), actions])
         self._rows, self._action_is_known = rows, True
 
-    def _store(
+    def _store_step(
         self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any,
         *further_fields: Any,
     ) -> None:  # fmt: skip
@@ -93,13 +95,13 @@ class SingleAgentRollout(StepBuffer):
         rows = self._choose_rows(actions)
         leaves = list_observation_leaves(rows, observations, privileged_observations)
         dones = convert_dones("dones", dones, rows.tensors["dones"].device)
-        if self._reused_obs.is_first_reuse(leaves[0], rows.newest_leaf()):
+        if self._reused_obs.is_first_reuse(leaves[0], rows.read_newest_first_leaf()):
             remedy = (
                 "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
             )
             expected, got = "memory of its own for every step", "that of the step before, with other numbers"
             warnings.warn(explain("observations", expected, got, remedy), DataWarning, stacklevel=3)
-        rows.write([*leaves, actions, rewards, dones, *further_fields])
+        rows.write_step([*leaves, actions, rewards, dones, *further_fields])
         self._rows, self._action_is_known = rows, True
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
@@ -108,7 +110,7 @@ class SingleAgentRollout(StepBuffer):
         A truncated episode counts as ended: add the discounted value of the final observation to the last reward, as
         ApexRL's own runner does.
         """
-        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
+        self._rows.compute_scores(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
 
     def clear(self) -> None:
         """Remove the stored steps."""
@@ -117,7 +119,7 @@ class SingleAgentRollout(StepBuffer):
     def to(self: _Self, device: torch.device | str) -> _Self:
         """Move the stored steps to another device and return the buffer."""
         make: Any = self._rows.make_core
-        self._rows = self._rows.copy_to(partial(make.func, *make.args, **{**make.keywords, "device": device}))
+        self._rows = self._rows.copy_to_core(partial(make.func, *make.args, **{**make.keywords, "device": device}))
         return self
 
 
@@ -168,8 +170,8 @@ class RolloutBuffer(SingleAgentRollout):
         self._action_is_known = None not in self._action_arguments
         self._rows = self._make_rows(Field(action_shape or (), action_dtype or torch.float32), device=device)
         self._reused_obs = ReusedObs()
-        self._seed = experiment_seed(seed)
-        self._random = generator_on(self.device, self._seed)
+        self._seed = choose_seed(seed)
+        self._random = make_generator(self.device, self._seed)
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -186,7 +188,7 @@ class RolloutBuffer(SingleAgentRollout):
         log_probs: Any,
     ) -> None:  # fmt: skip
         """Store one step of every environment; `dones` [num_envs] is 1 where this step ended an episode."""
-        self._store(observations, privileged_observations, actions, rewards, dones, values, log_probs)
+        self._store_step(observations, privileged_observations, actions, rewards, dones, values, log_probs)
 
     def _choose_rows(self, actions: Any) -> StepRows:
         """Return rows for these actions; the first step declares the action if the constructor did not."""
@@ -220,12 +222,12 @@ class RolloutBuffer(SingleAgentRollout):
     def state_dict(self) -> dict[str, Any]:
         """Return the stored steps as tensors, dicts and numbers, for `torch.load(…, weights_only=True)`."""
         fields = {name: getattr(self, name) for name in (*_STEP_FIELDS, *_SCORES)}
-        rows = {name: rows if rows is None else to_plain(rows[: self.step].clone()) for name, rows in fields.items()}
-        return {"step": self.step, **self._layout(), **rows}
+        rows = {name: rows if rows is None else to_dicts(rows[: self.step].clone()) for name, rows in fields.items()}
+        return {"step": self.step, **self._describe_layout(), **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a `state_dict` of a buffer with this layout; an error leaves the buffer unchanged."""
-        for name, expected in self._layout().items():
+        for name, expected in self._describe_layout().items():
             if state_dict[name] != expected:
                 raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {expected}")
         loaded_buffer = RolloutBuffer(
@@ -241,14 +243,14 @@ class RolloutBuffer(SingleAgentRollout):
             getattr(loaded_buffer, name)[: loaded_buffer.step] = state_dict[name].to(self.device)
         self._rows, self._action_is_known = loaded_buffer._rows, loaded_buffer._action_is_known
 
-    def _layout(self) -> dict[str, Any]:
-        specs = {name: plain_spec(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
+    def _describe_layout(self) -> dict[str, Any]:
+        specs = {name: to_plain_spec(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
         return {"num_envs": self.num_envs, "num_steps": self.num_steps, **specs}
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
         """Move the stored steps to another device and return the buffer."""
         super().to(device)
-        self._random = generator_on(self.device, self._seed)
+        self._random = make_generator(self.device, self._seed)
         return self
 
 
@@ -269,7 +271,7 @@ def list_observation_leaves(rows: StepRows, observations: Any, privileged_observ
 
 def _read_training_data(rows: StepRows) -> dict[str, Any]:
     """Return all rows `[T · N]` of the fields of training data."""
-    return {name: rows.flat_view(core_name) for name, core_name in TRAINING_FIELDS.items()}
+    return {name: rows.get_flat_memory(core_name) for name, core_name in TRAINING_FIELDS.items()}
 
 
 def _copy_first_rows(count: int, rows: Any) -> Any:

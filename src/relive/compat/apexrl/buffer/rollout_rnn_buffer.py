@@ -12,9 +12,9 @@ import relive as rl
 from relive.compat.apexrl.buffer.overwritten import ReusedObs
 from relive.compat.apexrl.buffer.rollout_buffer import TRAINING_FIELDS, SingleAgentRollout
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.step_rows import SCORES
-from relive.compat.views import memory_views
+from relive.compat.views import make_memory_views
 from relive.errors import NotReadyError, explain
 from relive.schema.checks import check_int
 from relive.schema.fields import Field
@@ -37,7 +37,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
     torch.Size([4, 2, 1, 8])
     """
 
-    actor_hidden_states, critic_hidden_states = memory_views(*_HIDDEN)
+    actor_hidden_states, critic_hidden_states = make_memory_views(*_HIDDEN)
 
     def __init__(
         self, num_envs: int, num_steps: int, obs_shape: Spec, action_shape: tuple[int, ...],
@@ -52,15 +52,15 @@ class RolloutRNNBuffer(SingleAgentRollout):
         shapes = actor_hidden_shape, critic_hidden_shape
         hidden: dict[str, Any] = dict(zip(_HIDDEN, map(rl.Carry, shapes), strict=True))
         action = Field(action_shape, action_dtype)
-        self._rows = self._make_rows(action, hidden, device=device, seed=experiment_seed(seed))
+        self._rows = self._make_rows(action, hidden, device=device, seed=choose_seed(seed))
 
     def add(
         self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, values: Any,
         log_probs: Any, actor_hidden_states: Any, critic_hidden_states: Any,
     ) -> None:  # fmt: skip
         """Store one step of every environment; hidden states (layers, num_envs, hidden) are those before the step."""
-        hidden = map(_swap_axes, (actor_hidden_states, critic_hidden_states))
-        self._store(observations, privileged_observations, actions, rewards, dones, values, log_probs, *hidden)
+        hidden = map(_swap_hidden_axes, (actor_hidden_states, critic_hidden_states))
+        self._store_step(observations, privileged_observations, actions, rewards, dones, values, log_probs, *hidden)
 
     def get_sequence_minibatches(
         self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
@@ -79,8 +79,8 @@ class RolloutRNNBuffer(SingleAgentRollout):
             where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
         for score in SCORES:
-            self._rows.view(score)
-        return map(self._rename, self._read_sequences(sequence_length, minibatch_size, shuffle))
+            self._rows.get_memory(score)
+        return map(self._convert_batch, self._read_sequences(sequence_length, minibatch_size, shuffle))
 
     def _read_sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
         core = self.core
@@ -90,9 +90,9 @@ class RolloutRNNBuffer(SingleAgentRollout):
         (all_sequences,) = core.sequences(length, split_episodes=False, shuffle=False)
         return all_sequences[all_sequences["index"].argsort()].split(batch_size)
 
-    def _rename(self, batch: TensorDict) -> dict[str, Any]:
+    def _convert_batch(self, batch: TensorDict) -> dict[str, Any]:
         """Convert a batch of the core to ApexRL's names, with the time axis first."""
-        hidden = {name: _swap_axes(batch.pop(name)).contiguous() for name in _HIDDEN}
+        hidden = {name: _swap_hidden_axes(batch.pop(name)).contiguous() for name in _HIDDEN}
         del batch["index"]
         batch.batch_size = batch["mask"].shape
         steps = batch.transpose(0, 1).contiguous()
@@ -100,7 +100,7 @@ class RolloutRNNBuffer(SingleAgentRollout):
         return {**fields, "dones": steps["dones"], **hidden}
 
 
-def _swap_axes(hidden: Any) -> Any:
+def _swap_hidden_axes(hidden: Any) -> Any:
     """Swap the axes of a hidden state: (layers, batch, hidden) to (batch, layers, hidden), or back."""
     if hidden is None or hidden.ndim < 2:
         return hidden

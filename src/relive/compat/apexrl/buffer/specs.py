@@ -20,34 +20,34 @@ _LEAF_TYPES = (torch.Tensor, tuple)
 _VALID_DONES = frozenset((0.0, 1.0))
 
 
-def plain_spec(spec: Any) -> Any:
+def to_plain_spec(spec: Any) -> Any:
     """Convert a specification to tuples and dicts, which files can hold: a `TensorLeafSpec` becomes (shape, dtype)."""
     if isinstance(spec, Mapping):
-        return {key: plain_spec(part) for key, part in spec.items()}
+        return {key: to_plain_spec(part) for key, part in spec.items()}
     if spec is None:
         return None
     return (tuple(spec.shape), spec.dtype) if hasattr(spec, "dtype") else tuple(spec)
 
 
-def list_leaves(where: str, tree: Any, value: Any) -> list[Any]:
-    """List the leaves of `value` in the order of `tree`, which has the same structure; the leaves of None are None."""
+def list_leaves(where: str, layout: Any, value: Any) -> list[Any]:
+    """List the leaves of `value` in the order of `layout`, which has its structure; the leaves of None are None."""
     # A single tensor, which `add` gets in every step, takes this faster path.
-    if type(value) is _TENSOR and type(tree) in _LEAF_TYPES:
+    if type(value) is _TENSOR and type(layout) in _LEAF_TYPES:
         return [value]
-    if not is_tree(tree):
+    if not is_tree(layout):
         if is_tree(value):
             raise TypeError(explain(where, "a tensor", "a dict", "Pass the structure that obs_shape has."))
         return [value]
     if value is not None and not hasattr(value, "keys"):
-        expected = f"a dict with {sorted(tree.keys())}"
+        expected = f"a dict with {sorted(layout.keys())}"
         raise TypeError(explain(where, expected, type(value).__name__, "Pass the structure that obs_shape has."))
     if value is not None:
-        check_keys(where, value, tree.keys())
-    parts = [list_leaves(f"{where}.{key}", part, None if value is None else value[key]) for key, part in tree.items()]
+        check_keys(where, value, layout.keys())
+    parts = [list_leaves(f"{where}.{key}", part, None if value is None else value[key]) for key, part in layout.items()]
     return [leaf for part in parts for leaf in part]
 
 
-def to_plain(rows: Any) -> Any:
+def to_dicts(rows: Any) -> Any:
     """Convert a TensorDict to a plain dict; a tensor stays a tensor."""
     return rows.to_dict() if isinstance(rows, TensorDict) else rows
 
@@ -82,11 +82,11 @@ def convert_dones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
     return tensor
 
 
-def declare_action(actions: Any, num_axes: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
-    """Declare the field of `actions`, which have `num_axes` leading axes; None is replaced by their shape or dtype.
+def declare_action(actions: Any, batch_ndim: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
+    """Declare the field of `actions`, which have `batch_ndim` leading axes; None is replaced by their shape or dtype.
 
     Actions of dtype float64 declare float32, unless `dtype` is float64.
     """
     tensor = actions if isinstance(actions, torch.Tensor) else as_tensor("actions", actions, torch.device("cpu"))
     inferred_dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
-    return Field(tuple(tensor.shape[num_axes:]) if shape is None else shape, dtype or inferred_dtype)
+    return Field(tuple(tensor.shape[batch_ndim:]) if shape is None else shape, dtype or inferred_dtype)

@@ -115,7 +115,7 @@ def observation_to_tensor(observation: Any, device: torch.device | str, dtype: t
     if isinstance(observation, tuple):
         observation = observation[0]
     if is_tree(observation):
-        return _map(lambda part: observation_to_tensor(part, device, dtype), observation)
+        return _map_observation(lambda part: observation_to_tensor(part, device, dtype), observation)
     if not isinstance(observation, torch.Tensor):
         return torch.as_tensor(observation, device=device, dtype=dtype)
     return observation_to_device(observation, device, dtype)
@@ -127,7 +127,7 @@ def observation_to_device(observation: Any, device: torch.device | str, dtype: t
     def to_target(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(device, dtype if tensor.is_floating_point() else None)
 
-    return _map(to_target, observation)
+    return _map_observation(to_target, observation)
 
 
 def stack_observations(observations: list[Any]) -> Any:
@@ -142,17 +142,17 @@ def stack_observations(observations: list[Any]) -> Any:
 
 def zeros_like_observation(observation: Any) -> Any:
     """Return zeros in the structure of an observation."""
-    return _map(torch.zeros_like, observation)
+    return _map_observation(torch.zeros_like, observation)
 
 
 def clone_observation(observation: Any) -> Any:
     """Copy an observation."""
-    return _map(torch.clone, observation)
+    return _map_observation(torch.clone, observation)
 
 
 def observation_index(observation: Any, index: Any) -> Any:
     """Index every tensor of an observation."""
-    return _map(lambda tensor: tensor[index], observation, ())
+    return _map_observation(lambda tensor: tensor[index], observation, ())
 
 
 def observation_set_index(destination: Any, index: Any, value: Any) -> None:
@@ -198,11 +198,11 @@ def allocate_observation_storage(
     return torch.zeros((*prefix_shape, *spec), dtype=dtype, device=device)
 
 
-def _map(function: Callable[[Any], Any], tree: Any, batch_size: Sequence[int] | None = None) -> Any:
+def _map_observation(function: Callable[[Any], Any], tree: Any, batch_size: Sequence[int] | None = None) -> Any:
     """Apply a function to each leaf. Dicts become TensorDicts, with their own batch size if `batch_size` is None."""
     if not is_tree(tree):
         return function(tree)
-    parts = {key: _map(function, part, batch_size) for key, part in tree.items()}
+    parts = {key: _map_observation(function, part, batch_size) for key, part in tree.items()}
     return TensorDict(parts, getattr(tree, "batch_size", ()) if batch_size is None else batch_size)
 
 

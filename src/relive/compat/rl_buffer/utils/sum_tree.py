@@ -36,9 +36,9 @@ class SumTree:
             raise PriorityError(
                 explain("priority", "a finite number of at least 0", priority, "Pass a priority in that range.")
             )
-        self._write(int(idx), float(priority))
+        self._write_priority(int(idx), float(priority))
 
-    def _write(self, idx: int, priority: float) -> None:
+    def _write_priority(self, idx: int, priority: float) -> None:
         sums, node = self._sums, idx + self._first_leaf
         sums[node] = priority
         # Sums are computed from their two children, because adding differences would accumulate rounding errors.

@@ -13,9 +13,9 @@ from tensordict import TensorDict, TensorDictBase
 
 import relive as rl
 from relive.compat.pickling import PicklableBuffer
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.step_rows import StepBuffer, StepRows
-from relive.compat.views import memory_views
+from relive.compat.views import make_memory_views
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_choice
 
@@ -102,10 +102,10 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
     Transition = Transition
     Batch = Batch
 
-    observations, actions, rewards, dones = memory_views("observations", "actions", "rewards", "dones")
-    values, actions_log_prob, privileged_actions = memory_views("values", "actions_log_prob", "privileged_actions")
-    returns, advantages, distribution_params = memory_views("returns", "advantages", "distribution_params")
-    saved_hidden_state_a, saved_hidden_state_c = memory_views("saved_hidden_state_a", "saved_hidden_state_c")
+    observations, actions, rewards, dones = make_memory_views("observations", "actions", "rewards", "dones")
+    values, actions_log_prob, privileged_actions = make_memory_views("values", "actions_log_prob", "privileged_actions")
+    returns, advantages, distribution_params = make_memory_views("returns", "advantages", "distribution_params")
+    saved_hidden_state_a, saved_hidden_state_c = make_memory_views("saved_hidden_state_a", "saved_hidden_state_c")
 
     def __init__(
         self, training_type: str, num_envs: int, num_transitions_per_env: int, obs: TensorDict,
@@ -117,21 +117,21 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
         self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
         self._late_fields: dict[str, rl.Field] = {}
         """Fields of distribution parameters and hidden states, declared by the first step that has them."""
-        self._seed = experiment_seed()
-        self._rows = StepRows(*self._layout(self._late_fields), _ORIGINAL_NAMES, "Set it before add_transition.")
+        self._seed = choose_seed()
+        self._rows = StepRows(*self._declare_core(self._late_fields), _ORIGINAL_NAMES, "Set it before add_transition.")
         self._bind_memory()
 
-    def _layout(self, late: dict[str, rl.Field]) -> tuple[partial[rl.RolloutBuffer], list[str]]:
-        """Return a function that makes a core, with the extra fields `late`, and the names of all fields of a step."""
+    def _declare_core(self, late_fields: dict[str, rl.Field]) -> tuple[partial[rl.RolloutBuffer], list[str]]:
+        """Return a function that makes a core with the extra fields `late_fields`, and the names of a step's fields."""
         action = rl.Field(self.actions_shape)
         if self.training_type == "rl":
-            extra_fields, step_fields = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
+            extra, step_fields = {"advantages": (1,), "returns": (1,)}, ["value", "log_prob"]
         else:
-            extra_fields, step_fields = {"privileged_actions": action}, ["privileged_actions"]
+            extra, step_fields = {"privileged_actions": action}, ["privileged_actions"]
         sizes = self.num_transitions_per_env, self.num_envs
         settings: dict[str, Any] = {"reward": (1,), "value": (1,), "device": self.device, "seed": self._seed}
-        make = partial(rl.RolloutBuffer, *sizes, self._groups, action, extra={**extra_fields, **late}, **settings)
-        return make, ["obs", "action", "reward", "terminated", *step_fields, *late]
+        make = partial(rl.RolloutBuffer, *sizes, self._groups, action, extra={**extra, **late_fields}, **settings)
+        return make, ["obs", "action", "reward", "terminated", *step_fields, *late_fields]
 
     # Inference tensors could not be written later, so the views are made outside inference mode.
     @torch.inference_mode(False)
@@ -145,9 +145,9 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
             "dones": tensors["terminated"].view(torch.uint8).unsqueeze(-1),
         }
         if self.training_type == "rl":
-            memory["distribution_params"] = tuple(_numbered_fields(tensors, _PARAMS_PREFIX)) or None
+            memory["distribution_params"] = tuple(_list_numbered_fields(tensors, _PARAMS_PREFIX)) or None
         for prefix in _STATE_PREFIXES:
-            states = [state.transpose(1, 2) for state in _numbered_fields(tensors, prefix)]
+            states = [state.transpose(1, 2) for state in _list_numbered_fields(tensors, prefix)]
             memory[f"saved_{prefix[:-1]}"] = states or None
         self.memory = _reuse_tensors(getattr(self, "memory", {}), memory)
         """The core's memory by attribute name."""
@@ -162,19 +162,19 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
             expected = f"at most {self.num_transitions_per_env} transitions"
             remedy = "Train on the rollout, then clear() it."
             raise OverflowError(explain("add_transition", expected, rows.step + 1, remedy))
-        values, late = self._step_values(transition), _late_values(transition, self.training_type)
+        values, late = self._list_step_values(transition), _read_optional_values(transition, self.training_type)
         fields = self._late_fields
         if not late.keys() <= fields.keys():
             for name, part in late.items():
                 field_type = rl.Field if name.startswith(_PARAMS_PREFIX) else rl.Carry
                 fields = fields | {name: field_type(part.shape[1:])}
-            rows = rows.copy_to(*self._layout(fields))
-        rows.write([*values, *(late.get(name, self._zero_states.get(name)) for name in fields)])
+            rows = rows.copy_to_core(*self._declare_core(fields))
+        rows.write_step([*values, *(late.get(name, self._zero_states.get(name)) for name in fields)])
         if rows is not self._rows:
             self._rows, self._late_fields = rows, fields
             self._bind_memory()
 
-    def _step_values(self, transition: Any) -> list[Any]:
+    def _list_step_values(self, transition: Any) -> list[Any]:
         """Return the values of a step without distribution parameters and hidden states."""
         observations, dones = transition.observations, transition.dones
         groups = {} if observations is None else dict(observations.items())
@@ -201,7 +201,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Generator[Batch, None, None]:
         """Yield shuffled minibatches [B, …] for feed-forward networks, `num_mini_batches` per epoch."""
         self._check_training_type("rl", "mini_batch_generator")
-        size = _minibatch_size("stored transitions", len(self.core), num_mini_batches)
+        size = _compute_minibatch_size("stored transitions", len(self.core), num_mini_batches)
         fields = [*_BATCH_FIELDS, *(name for name in self._late_fields if name.startswith(_PARAMS_PREFIX))]
         for _ in range(num_epochs):
             batches = self.core.minibatches(size, drop_last=True, fields=fields)
@@ -213,7 +213,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
                     advantages=rows["advantages"],
                     returns=rows["returns"],
                     old_actions_log_prob=rows["log_prob"],
-                    old_distribution_params=tuple(_numbered_fields(rows, _PARAMS_PREFIX)),
+                    old_distribution_params=tuple(_list_numbered_fields(rows, _PARAMS_PREFIX)),
                 )
 
     def recurrent_mini_batch_generator(
@@ -225,12 +225,12 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
         step of each trajectory; all other fields are [T, environments, …].
         """
         self._check_training_type("rl", "recurrent_mini_batch_generator")
-        size = _minibatch_size("environments", self.num_envs, num_mini_batches)
+        size = _compute_minibatch_size("environments", self.num_envs, num_mini_batches)
         steps = self.step
         fields = ["obs", *self._zero_states]
         (sequences,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=fields)
         observations = TensorDict(dict(sequences["obs"].items()), sequences["mask"].shape, device=self.core.device)
-        actor, critic = (_numbered_fields(sequences, prefix) for prefix in _STATE_PREFIXES)
+        actor, critic = (_list_numbered_fields(sequences, prefix) for prefix in _STATE_PREFIXES)
         # Trajectories are ordered by environment, so a search finds the first trajectory of each minibatch.
         first_envs = torch.arange(num_mini_batches + 1, device=self.core.device) * size
         bounds = torch.searchsorted(sequences["index"] % self.num_envs, first_envs).tolist()
@@ -244,7 +244,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
                 returns=self.returns[:steps, envs],
                 old_actions_log_prob=self.actions_log_prob[:steps, envs],
                 old_distribution_params=tuple(p[:steps, envs] for p in self.distribution_params or ()),
-                hidden_states=(_network_state(actor, trajectories), _network_state(critic, trajectories)),
+                hidden_states=(_make_network_state(actor, trajectories), _make_network_state(critic, trajectories)),
                 masks=sequences["mask"][:, trajectories],
             )
 
@@ -261,7 +261,7 @@ class RolloutStorage(StepBuffer, PicklableBuffer):
 
     _derived_attributes = ("memory", "_zero_states")
 
-    def _derive(self) -> None:
+    def _set_derived_attributes(self) -> None:
         self._bind_memory()
 
 
@@ -289,12 +289,12 @@ def _reuse_tensors(old_tensors: Mapping[str, Any], new_tensors: dict[str, Any]) 
     return new_tensors
 
 
-def _numbered_fields(rows: Any, prefix: str) -> list[torch.Tensor]:
+def _list_numbered_fields(rows: Any, prefix: str) -> list[torch.Tensor]:
     """List the fields named `prefix` and a number, in the order of the numbers."""
     return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
 
 
-def _minibatch_size(unit: str, total: int, num_mini_batches: int) -> int:
+def _compute_minibatch_size(unit: str, total: int, num_mini_batches: int) -> int:
     """Return the size of each of `num_mini_batches` equal minibatches."""
     if num_mini_batches < 1 or total < num_mini_batches:
         remedy = "Add transitions first." if not total else "Pass fewer mini-batches."
@@ -306,7 +306,7 @@ def _as_column(numbers: torch.Tensor | None) -> torch.Tensor | None:
     return None if numbers is None else numbers.view(-1, 1)
 
 
-def _late_values(transition: Any, training_type: str) -> dict[str, torch.Tensor]:
+def _read_optional_values(transition: Any, training_type: str) -> dict[str, torch.Tensor]:
     """Return the distribution parameters and hidden states of a step, [N, …] each."""
     late: dict[str, torch.Tensor] = {}
     if training_type == "rl":
@@ -319,7 +319,7 @@ def _late_values(transition: Any, training_type: str) -> dict[str, torch.Tensor]
     return late
 
 
-def _network_state(parts: Sequence[torch.Tensor], trajectories: slice) -> HiddenState:
+def _make_network_state(parts: Sequence[torch.Tensor], trajectories: slice) -> HiddenState:
     """Return the state [layers, trajectories, hidden] for a network: a tensor for a GRU, a tuple for an LSTM."""
     states = tuple(part[trajectories].transpose(0, 1).contiguous() for part in parts)
     return states if len(states) > 1 else states[0] if states else None

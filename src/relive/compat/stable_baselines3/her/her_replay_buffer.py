@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.observations import overrides
+from relive.compat.stable_baselines3.observations import has_overrides
 from relive.compat.stable_baselines3.replay import CONVERSION_METHODS, DictReplayBuffer
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.views import Hindsight, View
@@ -54,7 +54,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         copy_info_dict: bool = False,
     ) -> None:
         self.copy_info_dict = copy_info_dict
-        self._samples_as_original = overrides(self, *_SAMPLING_METHODS)
+        self._samples_as_original = has_overrides(self, *_SAMPLING_METHODS)
         """Whether Stable-Baselines3's code makes the batches, because a user's class overrides one of its methods."""
         super().__init__(
             buffer_size,
@@ -67,7 +67,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
             next_obs="stored" if self._samples_as_original else "shared",
         )
         self.env = env
-        self.goal_selection_strategy = _strategy(goal_selection_strategy)
+        self.goal_selection_strategy = _parse_strategy(goal_selection_strategy)
         self.n_sampled_goal = n_sampled_goal
         self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
         self.infos = np.empty((self.buffer_size, n_envs) if copy_info_dict else (0, n_envs), object)
@@ -75,7 +75,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
         """First position and length of each step's episode; the length of running and overwritten episodes is 0."""
         self._current_ep_start = np.zeros(n_envs, np.int64)
 
-    def _extra(self) -> dict[str, Declaration]:
+    def _declare_extra_fields(self) -> dict[str, Declaration]:
         return {"place": Field((), torch.int64)} if self.copy_info_dict else {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
             return sb3.HerReplayBuffer.sample(self, batch_size, env)
         return super().sample(batch_size, env)
 
-    def _view(self) -> View:
+    def _make_view(self) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]
         return Hindsight("desired_goal", "achieved_goal", self._compute_rewards, self.her_ratio, strategy)
 
@@ -158,7 +158,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
                 "ended it. Where they go on after loading, pass truncate_last_traj=False.",
                 stacklevel=2,
             )
-            self._rows.cut(unfinished)
+            self._rows.cut_episodes(unfinished)
             for env in unfinished:
                 self._compute_episode_length(int(env))
 
@@ -169,7 +169,7 @@ class HerReplayBuffer(DictReplayBuffer, sb3.HerReplayBuffer):
             numbers.fill(0)
 
 
-def _strategy(choice: GoalSelectionStrategy | str) -> GoalSelectionStrategy:
+def _parse_strategy(choice: GoalSelectionStrategy | str) -> GoalSelectionStrategy:
     strategy = KEY_TO_GOAL_STRATEGY.get(choice.lower()) if isinstance(choice, str) else choice
     if not isinstance(strategy, GoalSelectionStrategy):
         names = ", ".join(KEY_TO_GOAL_STRATEGY)

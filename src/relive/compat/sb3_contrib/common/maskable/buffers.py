@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.views import memory_views
+from relive.compat.views import make_memory_views
 from relive.errors import explain
 
 __all__ = [
@@ -28,14 +28,14 @@ MaskableDictRolloutBufferSamples = contrib.MaskableDictRolloutBufferSamples
 class _MaskableBuffer(RolloutBuffer):
     """Base class of the rollout buffers with action masks."""
 
-    (action_masks,) = memory_views("action_masks")
+    (action_masks,) = make_memory_views("action_masks")
     _batch_types = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
     _attached_fields = RolloutBuffer._attached_fields | {"action_masks": "action_masks"}
     _casts_actions = False
 
-    def _allocate(self) -> None:
-        self.mask_dims = _mask_dims(self.action_space)
-        super()._allocate()
+    def _allocate_memory(self) -> None:
+        self.mask_dims = _count_mask_flags(self.action_space)
+        super()._allocate_memory()
         self._arrays["action_masks"] = np.ones((self.buffer_size, self.n_envs, self.mask_dims), np.float32)
 
     def reset(self) -> None:
@@ -59,7 +59,7 @@ class MaskableDictRolloutBuffer(_MaskableBuffer, DictRolloutBuffer, contrib.Mask
     """A `MaskableRolloutBuffer` for Dict observations only."""
 
 
-def _mask_dims(space: spaces.Space[Any]) -> int:
+def _count_mask_flags(space: spaces.Space[Any]) -> int:
     """Count the flags of a mask: one per possible value of each component of an action."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)

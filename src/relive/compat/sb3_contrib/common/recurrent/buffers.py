@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from relive.compat.seeding import experiment_seed
+from relive.compat.seeding import choose_seed
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.views import map_tree, memory_views
+from relive.compat.views import make_memory_views, map_tree
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
@@ -30,7 +30,7 @@ _STATE_NAMES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_
 class _RecurrentBuffer(RolloutBuffer):
     """Base class of the rollout buffers with LSTM states."""
 
-    hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = memory_views(*_STATE_NAMES)
+    hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = make_memory_views(*_STATE_NAMES)
     _batch_types = (contrib.RecurrentRolloutBufferSamples, contrib.RecurrentDictRolloutBufferSamples)
     _casts_actions = False
 
@@ -46,7 +46,7 @@ class _RecurrentBuffer(RolloutBuffer):
         n_envs: int = 1,
     ) -> None:
         self.hidden_state_shape = hidden_state_shape
-        self._random = np.random.default_rng(experiment_seed())
+        self._random = np.random.default_rng(choose_seed())
         RolloutBuffer.__init__(self, buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
 
     @classmethod
@@ -55,8 +55,8 @@ class _RecurrentBuffer(RolloutBuffer):
         names = ("buffer_size", "observation_space", "action_space", "hidden_state_shape", "device", "gae_lambda")
         return cls(*(getattr(other, name) for name in (*names, "gamma", "n_envs")))
 
-    def _allocate(self) -> None:
-        super()._allocate()
+    def _allocate_memory(self) -> None:
+        super()._allocate_memory()
         for name in _STATE_NAMES:
             self._arrays[name] = np.zeros(self.hidden_state_shape, np.float32)
 
@@ -77,18 +77,18 @@ class _RecurrentBuffer(RolloutBuffer):
         total = self.buffer_size * self.n_envs
         numbers = np.roll(np.arange(total), -int(self._random.integers(total)))
         for start in range(0, total, batch_size or total):
-            yield self._sequences(numbers[start : start + (batch_size or total)])
+            yield self._make_sequences(numbers[start : start + (batch_size or total)])
 
-    def _sequences(self, numbers: np.ndarray) -> Any:
+    def _make_sequences(self, step_numbers: np.ndarray) -> Any:
         """Make padded sequences of the steps with these numbers, env · buffer_size + time."""
-        time, envs = numbers % self.buffer_size, numbers // self.buffer_size
+        time, envs = step_numbers % self.buffer_size, step_numbers // self.buffer_size
         starts = (self._arrays["episode_starts"][time, envs] != 0) | (time == 0)
         starts[0] = True
         self.seq_start_indices = first = np.flatnonzero(starts)
-        rows, mask = _padding(first, len(numbers))
+        rows, mask = _compute_padding(first, len(step_numbers))
 
         def pad_field(name: str) -> Any:
-            return map_tree(lambda array: self._pad(array[time, envs], rows, mask), self._arrays[name])
+            return map_tree(lambda array: self._pad_steps(array[time, envs], rows, mask), self._arrays[name])
 
         parts = [
             pad_field(name) for name in ("observations", "actions", "values", "log_probs", "advantages", "returns")
@@ -96,9 +96,11 @@ class _RecurrentBuffer(RolloutBuffer):
         states = [self._arrays[name][time[first], :, envs[first]].swapaxes(0, 1) for name in _STATE_NAMES]
         pi_h, pi_c, vf_h, vf_c = (self.to_torch(np.ascontiguousarray(state)) for state in states)
         step_mask = torch.from_numpy(mask.astype(np.float32)).to(self.device)
-        return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), pad_field("episode_starts"), step_mask])
+        return self._make_samples(
+            [*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), pad_field("episode_starts"), step_mask]
+        )
 
-    def _pad(self, steps: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> torch.Tensor:
+    def _pad_steps(self, steps: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> torch.Tensor:
         """Gather steps [B, …] into sequences [S · L, …] with zeros as padding."""
         sequences = steps[rows]
         sequences[~mask] = 0
@@ -116,9 +118,9 @@ class RecurrentDictRolloutBuffer(_RecurrentBuffer, DictRolloutBuffer, contrib.Re
     """A `RecurrentRolloutBuffer` for Dict observations only."""
 
 
-def _padding(first: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the step numbers of padded sequences [S · L] that start at the steps `first`, and a mask of real steps."""
-    lengths = np.diff(first, append=total)
+def _compute_padding(first_steps: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the step numbers of padded sequences [S · L] that start at `first_steps`, and a mask of real steps."""
+    lengths = np.diff(first_steps, append=num_steps)
     offsets = np.arange(lengths.max())
     mask = offsets < lengths[:, None]
-    return np.where(mask, first[:, None] + offsets, 0).reshape(-1), mask.reshape(-1)
+    return np.where(mask, first_steps[:, None] + offsets, 0).reshape(-1), mask.reshape(-1)

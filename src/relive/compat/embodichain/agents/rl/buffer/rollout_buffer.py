@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from relive.compat.seeding import experiment_seed, generator_on
+from relive.compat.seeding import choose_seed, make_generator
 from relive.compat.step_rows import StepBuffer, StepRows
-from relive.compat.views import as_bools, memory_views
+from relive.compat.views import as_bools, make_memory_views
 from relive.errors import SchemaError, explain
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 from relive.schema.checks import check_nonempty, check_positive_int
@@ -30,7 +30,7 @@ class RolloutBuffer(StepBuffer):
     memory itself, and assigning writes into it. `done` is True where the added step ended its episode.
     """
 
-    obs, actions, rewards, dones, values, logprobs = memory_views(*_CORE_NAMES.values())
+    obs, actions, rewards, dones, values, logprobs = make_memory_views(*_CORE_NAMES.values())
 
     def __init__(
         self, num_steps: int, num_envs: int, obs_dim: int, action_dim: int, device: torch.device | str, *,
@@ -38,11 +38,11 @@ class RolloutBuffer(StepBuffer):
     ) -> None:  # fmt: skip
         self.num_steps, self.num_envs = num_steps, num_envs
         self.obs_dim, self.action_dim = obs_dim, action_dim
-        seed = experiment_seed(seed)
+        seed = choose_seed(seed)
         make = partial(_Rollout, num_steps, num_envs, obs_dim, action_dim, device=device, seed=seed)
         self._rows = StepRows(make, _CORE_NAMES.values())
         self.device: torch.device = self.rewards.device
-        self._random = generator_on(self.device, seed)
+        self._random = make_generator(self.device, seed)
         self._extras: Mapping[str, Any] = {}
 
     def add(self, obs: Any, action: Any, reward: Any, done: Any, value: Any, logprob: Any) -> None:
@@ -51,7 +51,7 @@ class RolloutBuffer(StepBuffer):
         if rows.is_full:
             remedy = "Train on the rollout, then set step = 0."
             raise IndexError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
-        rows.write((obs, action, reward, as_bools(done), value, logprob))
+        rows.write_step((obs, action, reward, as_bools(done), value, logprob))
 
     def set_extras(self, extras: Mapping[str, Any] | None) -> None:
         """Set tensors `[T, N, …]` to add to every batch; they replace earlier extras."""
@@ -62,7 +62,7 @@ class RolloutBuffer(StepBuffer):
         check_positive_int("batch_size", batch_size)
         rows = self._rows
         total = check_nonempty("iterate_minibatches", rows.step) * self.num_envs
-        memory = {name: rows.flat_view(core_name) for name, core_name in _CORE_NAMES.items()}
+        memory = {name: rows.get_flat_memory(core_name) for name, core_name in _CORE_NAMES.items()}
         memory |= {name: self._flatten_extra(name, extra) for name, extra in self._extras.items()}
         order = torch.randperm(total, generator=self._random, device=self.device)
         return ({name: x.index_select(0, index) for name, x in memory.items()} for index in order.split(batch_size))

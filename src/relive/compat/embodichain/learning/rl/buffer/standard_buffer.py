@@ -47,11 +47,11 @@ class RolloutBuffer(PicklableBuffer):
         if distribution_param_dim is not None:
             extra["action_mean"] = extra["action_std"] = distribution_param_dim
         self._make = partial(_Rollout, rollout_len, num_envs, obs_dim, action_dim, extra=extra)
-        self._allocate()
+        self._allocate_memory()
         self._rollout = TensorDict(dict(self._shared_fields), batch_size=[num_envs, rollout_len + 1], device=device)
         self._is_full = False
 
-    def _allocate(self) -> None:
+    def _allocate_memory(self) -> None:
         self._core: _Rollout | None = None
         layout: dict[str, Any] = dict(self._make(device="meta").lend().items())
         self._shared_fields: dict[str, torch.Tensor] = {
@@ -160,8 +160,8 @@ class RolloutBuffer(PicklableBuffer):
 
     _derived_attributes = ("_core", "_shared_fields", "_padding")
 
-    def _derive(self) -> None:
-        self._allocate()
+    def _set_derived_attributes(self) -> None:
+        self._allocate_memory()
         for name, shared in self._shared_fields.items():
             if name in self._rollout:
                 self._rollout[name] = shared.copy_(self._rollout[name])

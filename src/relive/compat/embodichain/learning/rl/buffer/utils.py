@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from relive.compat.seeding import experiment_seed, generator_on
+from relive.compat.seeding import choose_seed, make_generator
 from relive.schema.assembly import make_tensordict, to_device
 from relive.schema.checks import check_positive_int
 from relive.schema.conversion import as_device
@@ -47,9 +47,9 @@ def iterate_minibatches(
     check_positive_int("batch_size", batch_size)
     first: Any = next(iter(rollout.values(True, True)))
     target_device, source_device = as_device(device), first.device
-    generator = _get_epoch_generator(rollout, source_device) if seed is None else generator_on(source_device, seed)
+    generator = _get_epoch_generator(rollout, source_device) if seed is None else make_generator(source_device, seed)
     order = torch.randperm(len(rollout), generator=generator, device=source_device)
-    batches = _read_rows(rollout, order.split(batch_size))
+    batches = _read_row_batches(rollout, order.split(batch_size))
     return batches if source_device == target_device else (to_device(batch, target_device) for batch in batches)
 
 
@@ -59,22 +59,22 @@ _generators: dict[int, tuple[int, torch.Generator]] = {}
 
 def _get_epoch_generator(rollout: TensorDict, device: torch.device) -> torch.Generator:
     """Return the generator of a rollout's epochs; it is a new one if torch's generator has changed since."""
-    seed, key = experiment_seed(), id(rollout)
+    seed, key = choose_seed(), id(rollout)
     if key not in _generators:
         weakref.finalize(rollout, _generators.pop, key, None).atexit = False
     if key not in _generators or _generators[key][0] != seed:
-        _generators[key] = seed, generator_on(device, seed)
+        _generators[key] = seed, make_generator(device, seed)
     return _generators[key][1]
 
 
-def _read_rows(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:
+def _read_row_batches(rollout: TensorDict, indices: Iterable[torch.Tensor]) -> Iterator[TensorDict]:
     fields: dict[str, Any] = dict(rollout.items())
     if not all(type(field) is torch.Tensor for field in fields.values()):
-        return (rollout[part] for part in parts)
+        return (rollout[index] for index in indices)
     device = rollout.device
     return (
-        make_tensordict({name: x.index_select(0, part) for name, x in fields.items()}, part.shape, device)
-        for part in parts
+        make_tensordict({name: x.index_select(0, index) for name, x in fields.items()}, index.shape, device)
+        for index in indices
     )
 
 
