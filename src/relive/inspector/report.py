@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relive.datasets.minari import dataset_folder, open_dataset
+from relive.datasets.minari import find_dataset_folder, open_dataset
 from relive.errors import escape_controls
 from relive.inspector.measures import measure
 from relive.inspector.saved import load_read_only
@@ -123,7 +123,7 @@ def _open_path(target: Any) -> tuple[Any, dict[str, Any]]:
         # A buffer of relive.compat wraps a relive buffer, its core, which is reported instead.
         return getattr(target, "core", getattr(target, "_core", target)), {}
     path = Path(target)
-    folder = dataset_folder(path)
+    folder = find_dataset_folder(path)
     if folder is not None:
         return open_dataset(folder), {"path": str(path)}
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
