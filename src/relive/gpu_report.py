@@ -450,7 +450,7 @@ def measure_bandwidth(target: CheckedDevice) -> Iterator[Row]:
     yield {"what": f"copy of {source.nbytes >> 20} MiB", "read and written": f"{target.copy_speed / 1e9:,.0f} GB/s"}
 
 
-def measure_time(target: CheckedDevice, name: str, call: Callable[[], object], num_bytes: int = 0) -> Row:
+def measure_call(target: CheckedDevice, name: str, call: Callable[[], object], num_bytes: int = 0) -> Row:
     """Measure host and device time of a call that reads and writes at least `num_bytes` bytes."""
     for _ in range(3):
         call()
@@ -493,7 +493,7 @@ def make_timed_section(yield_calls: Callable[[CheckedDevice], Calls]) -> Callabl
         # The generator is closed if a call fails, because a forced backend inside it must not outlive the section.
         with target.use_triton(), closing(yield_calls(target)) as calls:
             for name, call, num_bytes in calls:
-                yield measure_time(target, name, call, num_bytes)
+                yield measure_call(target, name, call, num_bytes)
 
     return section
 

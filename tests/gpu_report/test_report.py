@@ -98,7 +98,7 @@ def test_a_failed_call_leaves_no_backend_forced(monkeypatch: pytest.MonkeyPatch)
             raise ValueError(name)
         return {}
 
-    monkeypatch.setattr(gpu_report, "measure_time", fail_with_torch)
+    monkeypatch.setattr(gpu_report, "measure_call", fail_with_torch)
     backend = kernels.backend()
     with quick_arithmetic():
         assert gpu_report.run_section("Replay", gpu_report.time_replay, make_target())["result"] == "FAILED"

@@ -64,14 +64,14 @@ def import_extra(module: str, extra: str, title: str | None = None) -> ModuleTyp
         raise ImportError(explain("relive.datasets", f"{title or module} to be installed", error, remedy)) from error
 
 
-def compute_memory_limit(nbytes: int) -> int:
-    """Return the memory limit of a reader for a dataset of `nbytes` bytes, without the buffer that it fills."""
-    return (64 << 20) + 20 * nbytes
+def compute_memory_limit(dataset_bytes: int) -> int:
+    """Return the memory limit of a reader for a dataset of `dataset_bytes` bytes, without the buffer that it fills."""
+    return (64 << 20) + 20 * dataset_bytes
 
 
-def compute_decoding_limit(nbytes: int) -> int:
+def compute_decoding_limit(dataset_bytes: int) -> int:
     """Return the part of `compute_memory_limit` for decoding one chunk, one page, or the copies of a step."""
-    return compute_memory_limit(nbytes) * 3 // 8
+    return compute_memory_limit(dataset_bytes) * 3 // 8
 
 
 def refuse_oversized_buffer(where: str, num_rows: int, row_bytes: int, file_bytes: int) -> None:

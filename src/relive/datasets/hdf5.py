@@ -312,7 +312,7 @@ def _is_text(array: Any) -> bool:
     return import_extra("h5py", "hdf5").check_string_dtype(dtype) is not None
 
 
-def _read_rows(where: str, array: Any, start: int, stop: int) -> Any:
+def _read_rows(where: str, array: Any, start: int, stop: int) -> np.ndarray | list[str]:
     with convert_errors(where, f"rows {start} to {stop} of the array"):
         if _is_text(array):
             return [str(text) for text in array.asstr("utf-8", "strict")[start:stop]]

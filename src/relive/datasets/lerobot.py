@@ -50,7 +50,7 @@ _BYTES_PER_NUMBER = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE"
 """Memory per number while lists are read, by physical type of the Parquet column."""
 
 
-def _compute_max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
+def _compute_max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, dataset_bytes: int) -> int:
     """Return the maximum bytes of one value of a column; raise if the pages or lists of the column are too long."""
     column_info, max_bytes = file.schema.column(column), 1
     where = f"{where}: {column_info.path}"
@@ -66,8 +66,8 @@ def _compute_max_value_bytes(where: str, file: Any, body: BinaryIO, column: int,
         # In the worst case, the list in the first row contains all numbers of the row group, so all are counted here.
         list_bytes = max_bytes * num_values if column_info.max_repetition_level else 0
         for needed_bytes, limit in (
-            (largest_page, compute_decoding_limit(nbytes) // 2),
-            (list_bytes, compute_memory_limit(nbytes)),
+            (largest_page, compute_decoding_limit(dataset_bytes) // 2),
+            (list_bytes, compute_memory_limit(dataset_bytes)),
         ):
             if needed_bytes > limit:
                 raise dataset_error(where, f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}")
@@ -295,7 +295,7 @@ class _LeRobotSource(RowSource):
         for file in files:
             for rows in self._read_table_rows(file, sorted(stored_columns), max_rows):
                 if "task" in columns:
-                    rows["task"] = self._look_up_tasks(rows["task_index"])
+                    rows["task"] = self._look_up_task_texts(rows["task_index"])
                 for name in videos:
                     rows[name] = self._read_video_frames(name, rows["episode_index"], rows["timestamp"])
                 yield rows["episode_index"], {name: rows[name] for name in columns}
@@ -363,9 +363,9 @@ class _LeRobotSource(RowSource):
                 raise dataset_error(where, f"rows of at most {max_bytes:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
-    def _look_up_tasks(self, indices: np.ndarray) -> list[str]:
+    def _look_up_task_texts(self, task_indices: np.ndarray) -> list[str]:
         try:
-            return [self._task_texts[int(index)] for index in indices]
+            return [self._task_texts[int(index)] for index in task_indices]
         except KeyError as error:
             raise dataset_error(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 

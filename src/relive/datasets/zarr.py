@@ -522,8 +522,8 @@ def _has_array(store: ZarrStore, name: str) -> bool:
     return f"{name}/.zarray" in store.sizes or f"{name}/zarr.json" in store.sizes
 
 
-def _read_episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
-    spec, max_bytes = array.spec, compute_decoding_limit(nbytes)
+def _read_episode_ends(array: ZarrArray, dataset_bytes: int) -> np.ndarray:
+    spec, max_bytes = array.spec, compute_decoding_limit(dataset_bytes)
     if len(spec.shape) != 1 or spec.dtype.kind not in "iu" or not spec.shape[0] or 32 * spec.shape[0] > max_bytes:
         raise dataset_error(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
     ends = array.read_rows(0, spec.shape[0]).astype(np.int64)
