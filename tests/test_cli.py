@@ -21,7 +21,7 @@ import relive
 import relive as rl
 from relive.cli import main
 from relive.errors import escape_controls, explain
-from relive.inspector.terminal import render
+from relive.inspector.terminal import render_report
 from relive.schema import fields
 from relive.statistics import observers
 from tests.faults.checkpoint.disk import save_old_checkpoint
@@ -285,7 +285,9 @@ def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str, monkeypat
     assert not set(str(report)) & set("\x1b\x07\x9b\u202e\r")
     contents = {**report.as_dict(), "source": {**report.as_dict()["source"], "id": name, "path": name}}
     screen = StringIO()
-    Console(file=screen, width=200, highlight=False, force_terminal=True, color_system=None).print(render(contents))
+    Console(file=screen, width=200, highlight=False, force_terminal=True, color_system=None).print(
+        render_report(contents)
+    )
     assert screen.getvalue().count(escape_controls(name)) >= 3
     assert "\x1b]" not in screen.getvalue()
     assert "\x1b[2J" not in screen.getvalue()

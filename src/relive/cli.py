@@ -36,7 +36,7 @@ EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of `EXIT_CODES`."""
-    arguments = _parser().parse_args(argv)
+    arguments = _make_parser().parse_args(argv)
     # Characters that the encoding of the output lacks become "?".
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; each command sets `run` to the function that executes it."""
     parser = argparse.ArgumentParser(
         prog="relive",

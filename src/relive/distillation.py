@@ -121,14 +121,14 @@ class DistillationBuffer(StateDictMixin):
         self._random = Randomness(seed)
         self._lock = make_lock(self)
         if action is not None:
-            self._allocate(self._schema)
+            self._allocate_columns(self._schema)
 
     def _set_rounds(self, round_starts: list[int]) -> None:
         device_starts = torch.tensor(round_starts, device=self.device)
         self._starts, self._device_starts = round_starts, device_starts
         """First row of each round, on the host and on the device."""
 
-    def _allocate(self, schema: Schema) -> None:
+    def _allocate_columns(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
         self._memory.require(self.capacity * sum(sizes))
         columns = tuple(self._allocator.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
@@ -140,8 +140,8 @@ class DistillationBuffer(StateDictMixin):
     def add(self, obs: Any, action: Any, **extra: Any) -> None:
         """Store one row, or a batch of rows [B, …] in order; if B exceeds `capacity`, the last rows stay."""
         with self._lock:
-            leading_shape = self._leading_shape("obs", obs)
-            schema = self._schema if self._columns else self._complete_schema(action, extra, leading_shape)
+            leading_shape = self._find_leading_shape("obs", obs)
+            schema = self._schema if self._columns else self._extend_schema(action, extra, leading_shape)
             for name in extra:
                 schema.check_declared(name)
             values = {"obs": obs, "action": action, **extra}
@@ -151,7 +151,7 @@ class DistillationBuffer(StateDictMixin):
                 for leaf in convert_leaves(schema, name, values.get(name), leading_shape, self.device, unit="rows")
             ]
             if not self._columns:
-                self._allocate(schema)
+                self._allocate_columns(schema)
             # If the conversion of a value has called `add`, which declared the fields, start again with these fields.
             elif schema is not self._schema:
                 return self.add(obs, action, **extra)
@@ -167,7 +167,7 @@ class DistillationBuffer(StateDictMixin):
 
             complete(change)
 
-    def _leading_shape(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
+    def _find_leading_shape(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
         """Return the leading shape of a value: `()` for one row, `(B,)` for a batch."""
         column, leaf = self._schema.leaf_indices[name][0], self._schema.flatten(name, value)[0]
         where, row_shape = prefix + path_name(self._schema.paths[column]), self._schema.fields[column].shape
@@ -179,7 +179,7 @@ class DistillationBuffer(StateDictMixin):
             raise SchemaError(explain(where, expected, shape, "Pass one row or a batch of rows."))
         return shape[: len(shape) - len(row_shape)]
 
-    def _complete_schema(self, action: Any, extra: Mapping[str, Any], leading_shape: tuple[int, ...]) -> Schema:
+    def _extend_schema(self, action: Any, extra: Mapping[str, Any], leading_shape: tuple[int, ...]) -> Schema:
         """Return the schema with undeclared fields added, in the shapes and dtypes of their first values."""
         refuse_reserved(extra, _RESERVED_NAMES)
         declared, values = self._schema.trees, {"action": action, **extra}
@@ -210,7 +210,7 @@ class DistillationBuffer(StateDictMixin):
             old_columns = [column.clone() for column in self._columns] if will_overwrite and len(self._ring) else []
             try:
                 torch.set_grad_enabled(False)
-                for batch in _transitions(source, batch_size):
+                for batch in _read_transitions(source, batch_size):
                     action, extra = self._label_batch(batch, teacher)
                     self.add(batch["obs"].to(self.device), action, **extra)
             except BaseException:
@@ -296,7 +296,7 @@ class DistillationBuffer(StateDictMixin):
         self._random.load_state(saved.part("random"))
         if node.entry("known").flag() and not self._columns:
             fields = saved.config.entry("fields").entries()
-            self._allocate(Schema({name: parse_declaration(tree) for name, tree in fields.items()}))
+            self._allocate_columns(Schema({name: parse_declaration(tree) for name, tree in fields.items()}))
         ring.head, ring.floor = head, floor
         self._set_rounds(round_starts.tolist())
 
@@ -323,7 +323,7 @@ class DistillationBuffer(StateDictMixin):
                 remedy = "Declare action=, or add a row first."
                 raise NotReadyError(explain("mix", "a declared action", f"the fields {self._schema.names}", remedy))
             schema, probability = self._schema, check_fraction("beta", beta(self.round) if callable(beta) else beta)
-            leading_shape = self._leading_shape("action", teacher_action, "teacher_")
+            leading_shape = self._find_leading_shape("action", teacher_action, "teacher_")
             teacher, student = (
                 convert_leaves(schema, "action", action, leading_shape, self.device, prefix=prefix, unit="rows")
                 for prefix, action in (("teacher_", teacher_action), ("student_", student_action))
@@ -352,11 +352,11 @@ class DistillationBuffer(StateDictMixin):
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         with self._lock:
-            windows = self._sampling_windows(recent)
-            targets = self._check_out(out, batch_size)
+            windows = self._choose_windows(recent)
+            targets = self._check_out_tensors(out, batch_size)
             before = self._random.snapshot()
             try:
-                batch = self._read(self._draw(windows, batch_size), targets, out)
+                batch = self._read_batch(self._draw_rows(windows, batch_size), targets, out)
             except BaseException:
                 self._random.restore(before)
                 raise
@@ -375,12 +375,12 @@ class DistillationBuffer(StateDictMixin):
         check_positive_int("epochs", epochs)
         target = check_destination(device, out)
         with self._lock:
-            oldest = self._oldest_row("epochs", recent)
+            oldest = self._find_oldest_row("epochs", recent)
             rows = torch.arange(oldest, self._ring.head, device=self.device)
-            targets = self._check_out(out, batch_size)
+            targets = self._check_out_tensors(out, batch_size)
 
         def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
-            return self._read(index[start:stop].clone(), targets, out)
+            return self._read_batch(index[start:stop].clone(), targets, out)
 
         def check() -> None:
             if oldest < self._ring.oldest:
@@ -405,11 +405,11 @@ class DistillationBuffer(StateDictMixin):
             if is_absent.any():
                 expected = f"stored rows ({self._ring.oldest} to {self._ring.head - 1})"
                 raise IndexError(explain("index", expected, int(ids[is_absent][0]), "Sample again."))
-            return self._read(ids, None, None)
+            return self._read_batch(ids, None, None)
 
     _loop_over = "Loop over epochs(batch_size), or draw batches with sample(batch_size)."
 
-    def _oldest_row(self, where: str, recent: int | None) -> int:
+    def _find_oldest_row(self, where: str, recent: int | None) -> int:
         """Return the oldest stored row, or the oldest of the newest `recent` rounds; raise if there are no rows."""
         start = 0 if recent is None else self._starts[-min(check_positive_int("recent", recent), len(self._starts))]
         start = max(start, self._ring.oldest)
@@ -418,12 +418,12 @@ class DistillationBuffer(StateDictMixin):
             raise NotReadyError(explain(where, rows, 0, "Add rows first."))
         return start
 
-    def _sampling_windows(self, recent: Recent) -> list[tuple[int, float]]:
+    def _choose_windows(self, recent: Recent) -> list[tuple[int, float]]:
         """Return pairs (first row, share of the batch) of the windows to draw from; a window ends at the newest row."""
         if not isinstance(recent, Mapping):
-            return [(self._oldest_row("sample", recent), 1.0)]
+            return [(self._find_oldest_row("sample", recent), 1.0)]
         windows = [
-            (self._oldest_row("sample", check_positive_int("recent", rounds)), check_fraction("recent", share))
+            (self._find_oldest_row("sample", check_positive_int("recent", rounds)), check_fraction("recent", share))
             for rounds, share in recent.items()
         ]
         remaining_share = 1.0 - sum(share for _, share in windows)
@@ -431,9 +431,9 @@ class DistillationBuffer(StateDictMixin):
             raise SchemaError(
                 explain("recent", "shares that add up to at most 1", 1.0 - remaining_share, "Lower them.")
             )
-        return [*windows, (self._oldest_row("sample", None), remaining_share)]
+        return [*windows, (self._find_oldest_row("sample", None), remaining_share)]
 
-    def _draw(self, windows: list[tuple[int, float]], count: int) -> torch.Tensor:
+    def _draw_rows(self, windows: list[tuple[int, float]], count: int) -> torch.Tensor:
         """Draw random rows [count] from the windows."""
         oldest = torch.tensor([row for row, _ in windows], device=self.device)
         if len(windows) > 1:
@@ -441,7 +441,7 @@ class DistillationBuffer(StateDictMixin):
             oldest = oldest[torch.bucketize(self._random.uniform(count, self.device), edges[:-1], right=True)]
         return oldest + self._random.integers_below(self._ring.head - oldest, count)
 
-    def _check_out(self, out: lazy.TensorDict | None, count: int) -> list[torch.Tensor] | None:
+    def _check_out_tensors(self, out: lazy.TensorDict | None, count: int) -> list[torch.Tensor] | None:
         """Return the checked tensors of `out`, for a batch of `count` rows; None without `out`."""
         if out is None:
             return None
@@ -449,7 +449,7 @@ class DistillationBuffer(StateDictMixin):
         own_ranges = map(memory_range, self._columns)
         return check_targets(out, dict(zip(self._paths, layouts, strict=True)), self.device, own_ranges)
 
-    def _read(
+    def _read_batch(
         self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: lazy.TensorDict | None
     ) -> lazy.TensorDict:
         """Read the batch of these rows into new tensors, or into the tensors `targets` of `out`."""
@@ -521,7 +521,7 @@ def _infer_declaration(where: str, value: Any, leading_shape: tuple[int, ...], d
     return Field(tensor.shape[len(leading_shape) :], narrow_dtype(tensor.dtype))
 
 
-def _transitions(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:
+def _read_transitions(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:
     """Return the transitions of another buffer in batches, oldest first."""
     if isinstance(source, ReplayBuffer):
         return (source[ids] for ids in source.ids().split(batch_size))

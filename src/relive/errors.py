@@ -117,7 +117,7 @@ def escape_controls(text: str) -> str:
     return _CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def infinite_rewards_message(count: int) -> str:
+def explain_infinite_rewards(count: int) -> str:
     """Return the warning for infinite or NaN rewards."""
     remedy = "Everything that is learnt from them is no number either: look at the environment."
     return explain("reward", "finite numbers", f"infinite ones or NaN {count:,} times", remedy)

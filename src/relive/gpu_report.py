@@ -46,7 +46,7 @@ class UnsupportedSection(Exception):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SectionSizes:
     """Numbers of environments, rows and repetitions of all sections."""
 
     envs: tuple[int, ...] = (3, 8, 4096, 65_536)
@@ -63,16 +63,16 @@ class Sizes:
         return max(count for count in self.envs if count <= 4096)
 
 
-SMALL = Sizes((3, 8), 7, 16, 40, 5000, 2, 2)
-"""Sizes for Triton's interpreter."""
+SMALL = SectionSizes((3, 8), 7, 16, 40, 5000, 2, 2)
+"""SectionSizes for Triton's interpreter."""
 
 
 @dataclass
-class Target:
+class CheckedDevice:
     """The device to check: a GPU, or the CPU with Triton's interpreter."""
 
     device: torch.device
-    sizes: Sizes
+    sizes: SectionSizes
     fasttd3: str | None = None
     copy_speed: float = 0.0
     """Copy bandwidth of the device in bytes per second; 0 if unknown."""
@@ -86,7 +86,7 @@ class Target:
             raise UnsupportedSection("needs a GPU")
 
     @contextmanager
-    def kernels(self) -> Iterator[None]:
+    def use_triton(self) -> Iterator[None]:
         """Use Triton's kernels inside, as on a GPU."""
         if self.is_gpu:
             yield
@@ -94,17 +94,17 @@ class Target:
             with kernels.force("triton"):
                 yield
 
-    def wait(self) -> None:
+    def synchronise(self) -> None:
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
 
-    def replay(self, envs: int, rows: int, *, device: Any = None, **options: Any) -> rl.ReplayBuffer:
+    def make_replay(self, envs: int, rows: int, *, device: Any = None, **options: Any) -> rl.ReplayBuffer:
         """Make a buffer with `rows` rows per environment."""
         device = self.device if device is None else device
         return rl.ReplayBuffer(rows * envs, OBS, ACTION, num_envs=envs, device=device, seed=0, **options)
 
 
-def episodes(envs: int, steps: int, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
+def generate_steps(envs: int, steps: int, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
     """Yield random steps: one in five ends an episode, and one in ten is followed by an unannounced reset."""
     random = torch.Generator().manual_seed(seed)
     current_obs = torch.rand(envs, OBS, generator=random)
@@ -121,9 +121,9 @@ def episodes(envs: int, steps: int, seed: int = 0) -> Iterator[dict[str, torch.T
         current_obs = torch.where(resets.view(-1, 1), torch.rand(envs, OBS, generator=random), following)
 
 
-def constant_step(envs: int, device: torch.device) -> dict[str, torch.Tensor]:
+def make_constant_step(envs: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Return a step that can be added repeatedly: its next observation equals its observation."""
-    (step,) = episodes(envs, 1)
+    (step,) = generate_steps(envs, 1)
     step["next_obs"] = step["obs"].clone()
     flags = {name: torch.zeros(envs, dtype=torch.bool) for name in ("terminated", "truncated")}
     return {name: value.to(device) for name, value in (step | flags).items()}
@@ -137,18 +137,18 @@ def fill_rollout(rollout: rl.RolloutBuffer, step: dict[str, torch.Tensor]) -> No
         rollout.add(**rest, value=step["reward"], log_prob=step["reward"])
 
 
-def measure_seconds(call: Callable[[], object], target: Target) -> float:
+def measure_seconds(call: Callable[[], object], target: CheckedDevice) -> float:
     """Return the seconds that a call takes, including the work of the device."""
-    target.wait()
+    target.synchronise()
     start = perf_counter()
     call()
-    target.wait()
+    target.synchronise()
     return perf_counter() - start
 
 
-def describe_machine(target: Target) -> Iterator[Row]:
+def describe_machine(target: CheckedDevice) -> Iterator[Row]:
     """List the versions, the driver and the device."""
-    with target.kernels():
+    with target.use_triton():
         backend_name = kernels.choose_backend([torch.zeros(1, device=target.device)])
     triton = sys.modules.get("triton")
     facts = {
@@ -198,27 +198,27 @@ def require(condition: object, message: str) -> None:
         raise AssertionError(message)
 
 
-def _fill_both(
-    target: Target, envs: int, rows: int, on_step: Callable[[Any, Any], None] | None = None, **options: Any
+def _fill_both_buffers(
+    target: CheckedDevice, envs: int, rows: int, on_step: Callable[[Any, Any], None] | None = None, **options: Any
 ) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
     """Fill a host buffer and a device buffer with the same steps; call `on_step(host, device)` after each step."""
-    host = target.replay(envs, rows, device="cpu", **options)
-    with target.kernels():
-        device_buffer = target.replay(envs, rows, **options)
-    for step in episodes(envs, target.sizes.steps, seed=envs):
+    host = target.make_replay(envs, rows, device="cpu", **options)
+    with target.use_triton():
+        device_buffer = target.make_replay(envs, rows, **options)
+    for step in generate_steps(envs, target.sizes.steps, seed=envs):
         host.add(**step)
-        with target.kernels():
+        with target.use_triton():
             device_buffer.add(**{name: value.to(target.device) for name, value in step.items()})
         if on_step is not None:
             on_step(host, device_buffer)
     return host, device_buffer
 
 
-def compare_rows(target: Target) -> Iterator[Row]:
+def compare_rows(target: CheckedDevice) -> Iterator[Row]:
     """Compare a device buffer and a host buffer that stored the same steps."""
     for envs in target.sizes.envs:
-        host, device_buffer = _fill_both(target, envs, target.sizes.steps - 2 if envs < 10_000 else 4)
-        with target.kernels():
+        host, device_buffer = _fill_both_buffers(target, envs, target.sizes.steps - 2 if envs < 10_000 else 4)
+        with target.use_triton():
             device_buffer.check()
             require(len(host) == len(device_buffer), f"expected {len(host)} rows, got {len(device_buffer)}")
             ids = host.ids()
@@ -230,23 +230,23 @@ def compare_rows(target: Target) -> Iterator[Row]:
         yield {"environments": envs, "rows": len(host), "compared": ", ".join(VIEWS), "result": "equal"}
 
 
-def compare_priorities(target: Target) -> Iterator[Row]:
+def compare_priorities(target: CheckedDevice) -> Iterator[Row]:
     """Compare priorities on the device and on the host after the same updates, and draw by priority."""
 
     def update(host: rl.ReplayBuffer, device_buffer: rl.ReplayBuffer) -> None:
         ids = host.ids()[::3]
         errors = torch.rand(len(ids), generator=torch.Generator().manual_seed(len(ids)))
         expected = host.update_priority(ids, errors)
-        with target.kernels():
+        with target.use_triton():
             stale = int(device_buffer.update_priority(ids.to(target.device), errors.to(target.device)))
         require(stale == expected, f"expected {expected} stale ids, got {stale}")
 
     for envs in target.sizes.envs[:3]:
-        host, on_device = _fill_both(target, envs, target.sizes.steps - 2, update, sampler=rl.Prioritized())
+        host, on_device = _fill_both_buffers(target, envs, target.sizes.steps - 2, update, sampler=rl.Prioritized())
         masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, on_device)]
         largest_difference = float(((masses[0] - masses[1]).abs() / masses[0].clamp(min=1e-300)).max())
         require(largest_difference < 1e-12, f"masses differ by up to {largest_difference:.1e} of them")
-        with target.kernels():
+        with target.use_triton():
             on_device.check()
             index = on_device.sample(target.sizes.batch)["index"].cpu()
         require(set(index.tolist()) <= set(host.ids().tolist()), "a row was drawn that is not stored")
@@ -258,7 +258,7 @@ def compare_priorities(target: Target) -> Iterator[Row]:
         }
 
 
-def philox(counter: list[int], key: int) -> list[int]:
+def compute_philox(counter: list[int], key: int) -> list[int]:
     """Return the four words of Philox 4×32 with ten rounds.
 
     Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011).
@@ -271,21 +271,21 @@ def philox(counter: list[int], key: int) -> list[int]:
     return c
 
 
-def check_draws(target: Target) -> Iterator[Row]:
+def check_draws(target: CheckedDevice) -> Iterator[Row]:
     """Compare random numbers with the reference algorithm, and test that draws are uniform."""
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415 (needs Triton)
 
-    with target.kernels():
+    with target.use_triton():
         stream = DeviceStream(11, target.device)
         both_draws = [stream.uniform(40, target.device).tolist() for _ in range(2)]
         key = int(stream.numbers[0])
     for call, numbers in enumerate(both_draws):
-        words = [philox([i, call, 0, 0], key) for i in range(40)]
+        words = [compute_philox([i, call, 0, 0], key) for i in range(40)]
         require(numbers == [(((a << 31) ^ b) >> 10) * 2.0**-53 for a, b, _, _ in words], "numbers are not Philox's")
     yield {"what": "numbers of Philox", "result": "equal"}
-    with target.kernels():
-        replay = target.replay(3, 20)
-        for step in episodes(3, 25):
+    with target.use_triton():
+        replay = target.make_replay(3, 20)
+        for step in generate_steps(3, 25):
             replay.add(**{name: value.to(target.device) for name, value in step.items()})
         batches = [replay.sample(1000)["index"].cpu() for _ in range(20)]
     counts = torch.cat(batches).unique(return_counts=True)[1].double()
@@ -299,34 +299,36 @@ def check_draws(target: Target) -> Iterator[Row]:
 class _Learner:
     """A buffer, the tensors of its steps at fixed addresses, and a round of a training loop."""
 
-    def __init__(self, target: Target, device: torch.device | None = None) -> None:
-        self.replay = target.replay(8, 6, sampler=rl.Prioritized(), device=device)
-        self.step = constant_step(8, self.replay.device)
+    def __init__(self, target: CheckedDevice, device: torch.device | None = None) -> None:
+        self.replay = target.make_replay(8, 6, sampler=rl.Prioritized(), device=device)
+        self.step = make_constant_step(8, self.replay.device)
         self.replay.add(**self.step)
         self.out = self.replay.sample(16)
-        self.round()
+        self.run_round()
 
     def set_step(self, step: dict[str, torch.Tensor]) -> None:
         for name, value in step.items():
             self.step[name].copy_(value)
 
-    def round(self) -> None:
+    def run_round(self) -> None:
         self.replay.add(**self.step)
         self.replay.sample(16, out=self.out)
         self.replay.update_priority(self.out["index"], self.out["reward"])
 
-    def require_same(self, other: _Learner, situation: str) -> None:
+    def require_equal(self, other: _Learner, situation: str) -> None:
         """Raise unless the rows, the priorities and the last batch of both learners are equal."""
-        is_equal = all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(self._state(), other._state(), strict=True))
+        is_equal = all(
+            torch.equal(a.cpu(), b.cpu()) for a, b in zip(self._list_tensors(), other._list_tensors(), strict=True)
+        )
         require(is_equal, f"the buffers differ {situation}")
         self.replay.check()
 
-    def _state(self) -> list[Any]:
+    def _list_tensors(self) -> list[Any]:
         rows = self.replay.storage.rows.tensors
         return [*rows, self.replay.sampler.state()["mass"], *self.out.values(True, True)]
 
 
-def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) -> None:
+def _run_on_stream(stream: Any, device: torch.device, call: Callable[[], object]) -> None:
     """Run a call on another stream, and synchronise with the current stream before and after."""
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -334,17 +336,17 @@ def _on_stream(stream: Any, device: torch.device, call: Callable[[], object]) ->
     torch.cuda.current_stream(device).wait_stream(stream)
 
 
-def check_graphs(target: Target) -> Iterator[Row]:
+def check_cuda_graphs(target: CheckedDevice) -> Iterator[Row]:
     """Compare replays of a captured round with eager rounds: after clear, between eager calls, on another stream."""
     target.require_gpu()
     captured_learner, eager_learner = _Learner(target), _Learner(target)
     # A CUDA graph can capture calls only after they have run once.
     for learner in (captured_learner, eager_learner):
-        learner.round()
+        learner.run_round()
     graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(target.device)
     with torch.cuda.graph(graph):
-        captured_learner.round()
-    for number, step in enumerate(episodes(8, 9, seed=1)):
+        captured_learner.run_round()
+    for number, step in enumerate(generate_steps(8, 9, seed=1)):
         for learner in (captured_learner, eager_learner):
             learner.set_step(step)
             if number == 4:
@@ -352,46 +354,46 @@ def check_graphs(target: Target) -> Iterator[Row]:
             if number in (2, 6):
                 learner.replay.add(**learner.step)
         if number == 7:
-            _on_stream(other, target.device, graph.replay)
+            _run_on_stream(other, target.device, graph.replay)
         else:
             graph.replay()
-        eager_learner.round()
-        captured_learner.require_same(eager_learner, f"after replay {number}")
+        eager_learner.run_round()
+        captured_learner.require_equal(eager_learner, f"after replay {number}")
     yield {"what": "add, sample(out=) and update_priority, 9 replays", "result": "equal"}
 
 
-def check_streams(target: Target) -> Iterator[Row]:
+def check_streams(target: CheckedDevice) -> Iterator[Row]:
     """Compare the same rounds on the current stream and on another stream."""
     target.require_gpu()
     first, second = _Learner(target), _Learner(target)
     side_stream = torch.cuda.Stream(target.device)
-    for step in episodes(8, 20, seed=2):
+    for step in generate_steps(8, 20, seed=2):
         for learner in (first, second):
             learner.set_step(step)
-        first.round()
-        _on_stream(side_stream, target.device, second.round)
-    first.require_same(second, "on another stream")
+        first.run_round()
+        _run_on_stream(side_stream, target.device, second.run_round)
+    first.require_equal(second, "on another stream")
     yield {"what": "20 rounds on two streams", "result": "equal"}
 
 
-def check_devices(target: Target) -> Iterator[Row]:
+def check_devices(target: CheckedDevice) -> Iterator[Row]:
     """Compare a buffer on the first device with a buffer on the second one, while the first device is current."""
     target.require_gpu()
     if torch.cuda.device_count() < 2:
         raise UnsupportedSection("needs two GPUs")
     first_learner, second_learner = _Learner(target, torch.device("cuda:0")), _Learner(target, torch.device("cuda:1"))
-    for step in episodes(8, 12, seed=3):
+    for step in generate_steps(8, 12, seed=3):
         for learner in (first_learner, second_learner):
             learner.set_step(step)
-            learner.round()
-    first_learner.require_same(second_learner, "on the second device")
+            learner.run_round()
+    first_learner.require_equal(second_learner, "on the second device")
     yield {"what": "12 rounds on cuda:0 and cuda:1", "result": "equal"}
 
 
-def make_calls(target: Target) -> dict[str, Callable[[], object]]:
+def make_training_calls(target: CheckedDevice) -> dict[str, Callable[[], object]]:
     """Return calls of a training loop that must not synchronise."""
-    uniform, prioritized = target.replay(8, 30), target.replay(8, 30, sampler=rl.Prioritized())
-    step = constant_step(8, target.device)
+    uniform, prioritized = target.make_replay(8, 30), target.make_replay(8, 30, sampler=rl.Prioritized())
+    step = make_constant_step(8, target.device)
     rollout = rl.RolloutBuffer(4, 8, OBS, ACTION, device=target.device, seed=0)
     for _ in range(9):
         uniform.add(**step)
@@ -413,11 +415,11 @@ def make_calls(target: Target) -> dict[str, Callable[[], object]]:
     }
 
 
-def check_waits(target: Target) -> Iterator[Row]:
+def check_synchronisation(target: CheckedDevice) -> Iterator[Row]:
     """Run each call in torch's sync debug mode, in which synchronisation raises."""
     target.require_gpu()
     previous = torch.cuda.get_sync_debug_mode()
-    for name, call in make_calls(target).items():
+    for name, call in make_training_calls(target).items():
         call()
         call()
         result = "does not wait"
@@ -431,15 +433,15 @@ def check_waits(target: Target) -> Iterator[Row]:
         yield {"call": name, "result": result}
 
 
-def time_first_calls(target: Target) -> Iterator[Row]:
+def time_first_calls(target: CheckedDevice) -> Iterator[Row]:
     """Time the first call, which compiles kernels, and the third."""
-    with target.kernels():
-        for name, call in make_calls(target).items():
+    with target.use_triton():
+        for name, call in make_training_calls(target).items():
             first, _, third = (measure_seconds(call, target) for _ in range(3))
             yield {"call": name, "first call": f"{first:.2f} s", "third call": f"{1e6 * third:,.0f} µs"}
 
 
-def measure_bandwidth(target: Target) -> Iterator[Row]:
+def measure_bandwidth(target: CheckedDevice) -> Iterator[Row]:
     """Measure the copy bandwidth of the device, with which other times are compared."""
     source = torch.zeros(1 << (28 if target.is_gpu else 20), dtype=torch.uint8, device=target.device)
     copy = torch.empty_like(source)
@@ -448,13 +450,13 @@ def measure_bandwidth(target: Target) -> Iterator[Row]:
     yield {"what": f"copy of {source.nbytes >> 20} MiB", "read and written": f"{target.copy_speed / 1e9:,.0f} GB/s"}
 
 
-def measure_time(target: Target, name: str, call: Callable[[], object], num_bytes: int = 0) -> Row:
+def measure_call(target: CheckedDevice, name: str, call: Callable[[], object], num_bytes: int = 0) -> Row:
     """Measure host and device time of a call that reads and writes at least `num_bytes` bytes."""
     for _ in range(3):
         call()
     rounds, host = target.sizes.rounds, []
     for _ in range(rounds):
-        target.wait()
+        target.synchronise()
         start = perf_counter()
         call()
         host.append(perf_counter() - start)
@@ -462,7 +464,7 @@ def measure_time(target: Target, name: str, call: Callable[[], object], num_byte
     if not target.is_gpu:
         return row
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    target.wait()
+    target.synchronise()
     # The device is kept busy while the calls are queued, so that its time does not include the host's.
     workload_bytes = torch.empty(1 << 27, dtype=torch.uint8, device=target.device)
     for _ in range(1 + int(2 * rounds * median(host) * target.copy_speed / workload_bytes.nbytes)):
@@ -471,7 +473,7 @@ def measure_time(target: Target, name: str, call: Callable[[], object], num_byte
     for _ in range(rounds):
         call()
     end.record()
-    target.wait()
+    target.synchronise()
     device = 1e-3 * start.elapsed_time(end) / rounds
     row["device µs"] = round(1e6 * device, 1)
     if num_bytes and target.copy_speed:
@@ -483,28 +485,28 @@ Calls = Generator[tuple[str, Callable[[], object], int], None, None]
 """Names, calls, and lower bounds of the bytes that the calls read and write; 0 if unknown."""
 
 
-def timed(yield_calls: Callable[[Target], Calls]) -> Callable[[Target], Iterator[Row]]:
+def make_timed_section(yield_calls: Callable[[CheckedDevice], Calls]) -> Callable[[CheckedDevice], Iterator[Row]]:
     """Make a section of calls to time."""
 
     @wraps(yield_calls)
-    def section(target: Target) -> Iterator[Row]:
+    def section(target: CheckedDevice) -> Iterator[Row]:
         # The generator is closed if a call fails, because a forced backend inside it must not outlive the section.
-        with target.kernels(), closing(yield_calls(target)) as calls:
+        with target.use_triton(), closing(yield_calls(target)) as calls:
             for name, call, num_bytes in calls:
-                yield measure_time(target, name, call, num_bytes)
+                yield measure_call(target, name, call, num_bytes)
 
     return section
 
 
-@timed
-def time_replay(target: Target) -> Calls:
+@make_timed_section
+def time_replay(target: CheckedDevice) -> Calls:
     """Time calls with many environments, with Triton kernels and with torch ops."""
     sizes, step_bytes = target.sizes, 4 * (2 * OBS + ACTION + 1) + 2
     envs = sizes.many_envs
-    step = constant_step(envs, target.device)
+    step = make_constant_step(envs, target.device)
     for kind in ("", ", torch ops"):
         with kernels.force("torch") if kind else nullcontext():
-            replay, prioritized = target.replay(envs, 64), target.replay(envs, 64, sampler=rl.Prioritized())
+            replay, prioritized = target.make_replay(envs, 64), target.make_replay(envs, 64, sampler=rl.Prioritized())
             for _ in range(5):
                 replay.add(**step)
                 prioritized.add(**step)
@@ -523,8 +525,8 @@ def time_replay(target: Target) -> Calls:
                 yield f"update_priority, {count}{kind}", partial(prioritized.update_priority, index, errors), 0
 
 
-@timed
-def time_images(target: Target) -> Calls:
+@make_timed_section
+def time_images(target: CheckedDevice) -> Calls:
     """Time stacks of four 84 × 84 frames, stored as single frames and as whole stacks."""
     envs = target.sizes.image_envs
     flags = {name: torch.zeros(envs, dtype=torch.bool, device=target.device) for name in ("terminated", "truncated")}
@@ -545,8 +547,8 @@ def time_images(target: Target) -> Calls:
         yield f"sample, {count}, {name}", partial(replay.sample, count), 4 * count * first[0].nbytes
 
 
-@timed
-def time_trees(target: Target) -> Calls:
+@make_timed_section
+def time_priority_trees(target: CheckedDevice) -> Calls:
     """Time a priority tree over millions of rows."""
     from relive.kernels.triton.priority_tree import TritonTree  # noqa: PLC0415 (needs Triton)
     from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415
@@ -565,18 +567,18 @@ def time_trees(target: Target) -> Calls:
     require(error <= 1e-9, f"sums of the tree are wrong by {error:.1e}")
 
 
-@timed
-def time_rollouts(target: Target) -> Calls:
+@make_timed_section
+def time_rollouts(target: CheckedDevice) -> Calls:
     """Time a rollout of 24 steps."""
     envs, device = target.sizes.many_envs, target.device
-    rollout, step = rl.RolloutBuffer(24, envs, OBS, ACTION, device=device, seed=0), constant_step(envs, device)
+    rollout, step = rl.RolloutBuffer(24, envs, OBS, ACTION, device=device, seed=0), make_constant_step(envs, device)
     yield f"24 rollout adds, {envs} environments", partial(fill_rollout, rollout, step), 0
     numbers = [torch.zeros(24, envs, device=device) for _ in range(3)]
     flags = [torch.zeros(24, envs, dtype=torch.bool, device=device) for _ in range(2)]
     yield "gae of 24 steps", lambda: rl.gae(*numbers, *flags, gamma=0.99, lam=0.95), 0
 
 
-def time_others(target: Target) -> Iterator[Row]:
+def time_other_libraries(target: CheckedDevice) -> Iterator[Row]:
     """Time the buffers of FastTD3 (--fasttd3 PATH/fast_td3_utils.py) and of TorchRL, if available."""
     if target.fasttd3 is not None:
         yield from time_fasttd3(target)
@@ -586,13 +588,13 @@ def time_others(target: Target) -> Iterator[Row]:
         yield {"call": "FastTD3", "host µs": "no --fasttd3"}
 
 
-@timed
-def time_fasttd3(target: Target) -> Calls:
+@make_timed_section
+def time_fasttd3(target: CheckedDevice) -> Calls:
     """Time the buffer of FastTD3."""
     from tensordict import TensorDict  # noqa: PLC0415 (slow)
 
     envs = target.sizes.many_envs
-    step = constant_step(envs, target.device)
+    step = make_constant_step(envs, target.device)
     spec = spec_from_file_location("fast_td3_utils", str(target.fasttd3))
     if spec is None or spec.loader is None:
         raise FileNotFoundError(target.fasttd3)
@@ -611,8 +613,8 @@ def time_fasttd3(target: Target) -> Calls:
         yield f"FastTD3 sample, {rows_per_env * envs}, {n_steps} steps", partial(buffer.sample, rows_per_env), 0
 
 
-@timed
-def time_torchrl(target: Target) -> Calls:
+@make_timed_section
+def time_torchrl(target: CheckedDevice) -> Calls:
     """Time the buffer of TorchRL."""
     from tensordict import TensorDict  # noqa: PLC0415 (slow)
     from torchrl.data import (  # noqa: PLC0415 (optional) # pyright: ignore[reportMissingImports]
@@ -621,7 +623,7 @@ def time_torchrl(target: Target) -> Calls:
     )
 
     envs = target.sizes.many_envs
-    step = constant_step(envs, target.device)
+    step = make_constant_step(envs, target.device)
     after = {"observation": step["next_obs"]}
     after |= {name: step[name].unsqueeze(-1) for name in ("reward", "terminated", "truncated")}
     batch = TensorDict({"observation": step["obs"], "action": step["action"], "next": after}, [envs])
@@ -632,27 +634,27 @@ def time_torchrl(target: Target) -> Calls:
     yield f"TorchRL sample, {target.sizes.batch}", buffer.sample, 0
 
 
-SECTIONS: dict[str, Callable[[Target], Iterator[Row]]] = {
+SECTIONS: dict[str, Callable[[CheckedDevice], Iterator[Row]]] = {
     "Machine": describe_machine,
     "First calls": time_first_calls,
     "Rows": compare_rows,
     "Priorities": compare_priorities,
     "Draws": check_draws,
-    "Waits": check_waits,
-    "CUDA graphs": check_graphs,
+    "Waits": check_synchronisation,
+    "CUDA graphs": check_cuda_graphs,
     "Two streams": check_streams,
     "Two devices": check_devices,
     "Bandwidth": measure_bandwidth,
     "Replay": time_replay,
     "Images": time_images,
-    "Trees": time_trees,
+    "Trees": time_priority_trees,
     "Rollouts": time_rollouts,
-    "Others": time_others,
+    "Others": time_other_libraries,
 }
 """Sections of the report by title, in order."""
 
 
-def run_section(title: str, run: Callable[[Target], Iterator[Row]], target: Target) -> dict[str, Any]:
+def run_section(title: str, run: Callable[[CheckedDevice], Iterator[Row]], target: CheckedDevice) -> dict[str, Any]:
     """Run a section and return its rows, result and time. A failed section has the rows before the failure."""
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {"title": title, "about": (run.__doc__ or "").strip(), "rows": rows, "result": "passed"}
@@ -670,7 +672,7 @@ def run_section(title: str, run: Callable[[Target], Iterator[Row]], target: Targ
     return result
 
 
-def make_page(report: dict[str, Any]) -> str:
+def make_markdown_page(report: dict[str, Any]) -> str:
     """Return the report as Markdown."""
     lines = [f"# relive on {report['name']}", "", f"{report['date']}, {report['seconds']:.0f} s.", ""]
     lines += ["| section | result | s |", "|---|---|--:|"]
@@ -709,7 +711,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as cache:
         # The cache folder is empty, so the first call of each kernel compiles the kernel.
         os.environ["TRITON_CACHE_DIR"] = cache
-        target = Target(torch.device("cpu" if is_interpreted else options.device), SMALL if is_interpreted else Sizes())
+        target = CheckedDevice(
+            torch.device("cpu" if is_interpreted else options.device), SMALL if is_interpreted else SectionSizes()
+        )
         target.fasttd3 = options.fasttd3
         sections = []
         for title, run in SECTIONS.items():
@@ -723,7 +727,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = "Triton's interpreter" if is_interpreted else torch.cuda.get_device_name(target.device)
     report = {"name": name, "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC", "sections": sections}
     report["seconds"] = perf_counter() - start
-    options.out.with_suffix(".md").write_text(make_page(report), encoding="utf-8")
+    options.out.with_suffix(".md").write_text(make_markdown_page(report), encoding="utf-8")
     options.out.with_suffix(".json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     _print(f"Written to {options.out}.md and {options.out}.json. Please send both with an issue, good or bad.")
     return int(any(each["result"] == "FAILED" for each in sections))

@@ -105,7 +105,7 @@ def make_lock(owner: Any, lock: Any = None) -> Any:
     return threading.RLock() if lock is None else lock
 
 
-def recovery_callback(owner: Any) -> Callable[[], None]:
+def make_recovery_callback(owner: Any) -> Callable[[], None]:
     """Return a function that calls `owner._recover` while `owner` exists, without keeping it alive."""
     reference = weakref.ref(owner)
 
@@ -126,10 +126,10 @@ def permit_forked_copy(owner: Any) -> None:
         owner._lock = threading.RLock()
 
 
-def _refuse_forked() -> None:
+def _replace_locks_in_child() -> None:
     for owner in _owners:
         owner._lock = _ForkedLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_refuse_forked)
+    os.register_at_fork(after_in_child=_replace_locks_in_child)

@@ -43,7 +43,7 @@ class Randomness:
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the position in the stream, as values and arrays of a `State`."""
-        bits, devices = self._host_and_devices()
+        bits, devices = self._read_generator_states()
         values = {
             # The integers are saved as text, because other JSON readers would round integers of 128 bits.
             "state": str(bits["state"]["state"]),
@@ -68,26 +68,26 @@ class Randomness:
             states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(device_names)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
                 raise names.error("accelerators, each with a generator state")
-            self._set_position(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
+            self._set_generator_states(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
         except (RuntimeError, TypeError) as error:
             # The machine may lack the device, or the saved state may be invalid for its generator.
             raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:
         """Return the position in the stream, for `restore`."""
-        return self._host_and_devices()
+        return self._read_generator_states()
 
     def restore(self, snapshot: Any) -> None:
         """Restore a position: the draws that followed its snapshot are repeated."""
-        self._set_position(*snapshot)
+        self._set_generator_states(*snapshot)
 
-    def _host_and_devices(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
+    def _read_generator_states(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
         return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
 
-    def _set_position(self, bits: Any, devices: dict[torch.device, torch.Tensor]) -> None:
-        self._devices = {device: self.generator(device) for device in devices}
-        self.bits.state = bits
-        for device, state in devices.items():
+    def _set_generator_states(self, host_state: Any, device_states: dict[torch.device, torch.Tensor]) -> None:
+        self._devices = {device: self.generator(device) for device in device_states}
+        self.bits.state = host_state
+        for device, state in device_states.items():
             self._devices[device].set_state(state)
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 import relive as rl
 from relive.datasets import from_hdf5, from_lerobot, from_minari, from_zarr, to_hdf5, to_lerobot, to_minari, to_zarr
-from relive.datasets.files import memory_budget
+from relive.datasets.files import compute_memory_limit
 from tests.datasets.guarded import peak
 from tests.datasets.test_damaged_datasets import READERS, SAMPLES, copy_damaged
 from tests.faults.processes import apart
@@ -324,7 +324,7 @@ def test_small_datasets_that_would_need_much_memory_are_refused(part: str, tmp_p
         tell(f"C12: {name}: {nbytes:,} bytes, {outcome}, {growth >> 20} MiB")
         assert outcome == "SchemaError", (name, outcome, message)
         assert re.search(FORGERIES[name][1], message), (name, message)
-        assert growth <= memory_budget(nbytes), name
+        assert growth <= compute_memory_limit(nbytes), name
 
 
 def measure_damaged_copies(name: str, count: int, seed: int, folder: Path) -> tuple[int, int]:
@@ -345,7 +345,7 @@ def measure_damaged_copies(name: str, count: int, seed: int, folder: Path) -> tu
             return 0
 
         was_refused, grown = peak(read)
-        refused, most = refused + was_refused, max(most, grown - memory_budget(count_bytes(target)))
+        refused, most = refused + was_refused, max(most, grown - compute_memory_limit(count_bytes(target)))
         shutil.rmtree(target) if target.is_dir() else target.unlink()
     return refused, most
 

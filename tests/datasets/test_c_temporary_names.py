@@ -59,10 +59,10 @@ def test_a_writer_that_is_interrupted_leaves_nothing(
     before = read_tree(folder)
 
     def read_one_episode(replay: Any) -> Any:
-        yield next(files.episode_arrays(replay))
+        yield next(files.read_episode_arrays(replay))
         raise error
 
-    monkeypatch.setattr(FORMATS[name].module, "episode_arrays", read_one_episode)
+    monkeypatch.setattr(FORMATS[name].module, "read_episode_arrays", read_one_episode)
     with pytest.raises(type(error)):
         FORMATS[name].write(replay, folder / name)
     assert read_tree(folder) == before
@@ -89,7 +89,7 @@ def test_one_of_two_writers_to_the_same_path_writes_a_whole_dataset(
 
     def wait_for_other_writer(replay: Any) -> Any:
         barrier.wait(60)
-        yield from files.episode_arrays(replay)
+        yield from files.read_episode_arrays(replay)
         barrier.wait(60)
 
     def write() -> None:
@@ -98,7 +98,7 @@ def test_one_of_two_writers_to_the_same_path_writes_a_whole_dataset(
         except FileExistsError as error:
             raised.append(error)
 
-    monkeypatch.setattr(FORMATS[name].module, "episode_arrays", wait_for_other_writer)
+    monkeypatch.setattr(FORMATS[name].module, "read_episode_arrays", wait_for_other_writer)
     threads = [threading.Thread(target=write) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -20,7 +20,7 @@ import pytest
 
 import relive as rl
 from relive.datasets import from_hdf5, from_lerobot, from_zarr
-from relive.datasets.lerobot import resolve_file
+from relive.datasets.lerobot import resolve_dataset_file
 from tests.datasets.test_hostile_files import HOSTILE, SECRET
 
 h5py = pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')
@@ -368,8 +368,8 @@ def test_a_forged_lerobot_dataset_is_refused(name: str, dataset: Path) -> None:
 def test_a_path_outside_the_dataset_is_refused(dataset: Path) -> None:
     for name in ("../secret", "videos/../../secret", str(dataset.parent / "secret")):
         with pytest.raises(rl.SchemaError, match="expected a file inside the dataset, got a link to a file outside"):
-            resolve_file(dataset, name)
-    assert resolve_file(dataset, "meta/info.json").exists()
+            resolve_dataset_file(dataset, name)
+    assert resolve_dataset_file(dataset, "meta/info.json").exists()
 
 
 def test_links_of_a_hub_snapshot_to_its_blobs_are_read(tmp_path: Path) -> None:

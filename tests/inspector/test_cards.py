@@ -70,7 +70,7 @@ def test_the_card_is_small_self_contained_and_fits_light_and_dark(report: Report
 
 
 def test_every_part_of_a_card_is_only_text() -> None:
-    actual = Texts(reports.html_card(reports.Card([(HOSTILE, HOSTILE)], [[HOSTILE] * 6], [HOSTILE])))
+    actual = Texts(reports.format_html_card(reports.ReportCard([(HOSTILE, HOSTILE)], [[HOSTILE] * 6], [HOSTILE])))
     assert sum(HOSTILE in cell for cell in actual.cells) == 9
     assert actual.attributes == {"style"}
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.inspector.page import encode_png, is_picture, to_frame
+from relive.inspector.page import encode_png, is_picture, make_frame
 from relive.schema import fields
 from relive.statistics import observers
 
@@ -136,20 +136,20 @@ def test_the_frame_of_a_row_is_found_in_every_layout() -> None:
     picture = np.arange(20 * 30, dtype=np.uint8).reshape(20, 30)
     colour = np.stack([picture, picture // 2, picture // 3], -1)
     others = np.zeros_like(picture)
-    assert np.array_equal(to_frame(picture), picture)
-    assert np.array_equal(to_frame(colour), colour)
-    assert np.array_equal(to_frame(np.moveaxis(colour, -1, 0)), colour)
-    assert np.array_equal(to_frame(picture[..., None]), picture)
-    assert np.array_equal(to_frame(np.stack([others, others, others, picture], -1)), picture), "of a stack the newest"
-    assert np.array_equal(to_frame(np.stack([others, others, others, picture])), picture)
-    assert np.array_equal(to_frame(np.stack([colour * 0, colour], -1)), colour)
+    assert np.array_equal(make_frame(picture), picture)
+    assert np.array_equal(make_frame(colour), colour)
+    assert np.array_equal(make_frame(np.moveaxis(colour, -1, 0)), colour)
+    assert np.array_equal(make_frame(picture[..., None]), picture)
+    assert np.array_equal(make_frame(np.stack([others, others, others, picture], -1)), picture), "of a stack the newest"
+    assert np.array_equal(make_frame(np.stack([others, others, others, picture])), picture)
+    assert np.array_equal(make_frame(np.stack([colour * 0, colour], -1)), colour)
 
 
 def test_large_frames_are_averaged_down() -> None:
     picture = np.zeros((210, 160), np.uint8)
     picture[:3, :3] = 90
     picture[3:6, :3] = np.arange(9, dtype=np.uint8).reshape(3, 3)
-    small = to_frame(picture)
+    small = make_frame(picture)
     assert small.shape == (70, 53)
     assert (small[0, 0], small[1, 0], small[2, 0]) == (90, 4, 0)
 

@@ -18,8 +18,8 @@ from rich.console import Console
 import relive as rl
 from relive.compat import apexrl
 from relive.inspector import measures, report
-from relive.inspector.measures import histogram
-from relive.inspector.text import number, percent, size_text
+from relive.inspector.measures import compute_histogram
+from relive.inspector.text import format_number, format_percent, format_size
 
 NAN = float("nan")
 
@@ -117,12 +117,12 @@ def test_spread_keeps_its_digits_far_from_zero() -> None:
     ],
 )
 def test_histograms_of_odd_values(values: list[float], expected: Any) -> None:
-    assert histogram(np.array(values, float)) == expected
+    assert compute_histogram(np.array(values, float)) == expected
 
 
 def test_histograms_of_many_values_count_each_once() -> None:
     values = np.random.default_rng(0).normal(size=1000)
-    actual = histogram(values)
+    actual = compute_histogram(values)
     assert actual is not None
     assert sum(actual["counts"]) == 1000
     assert (actual["edges"][0], actual["edges"][-1]) == (values.min(), values.max())
@@ -374,9 +374,12 @@ def test_values_that_explain_nothing_have_a_warning() -> None:
 @pytest.mark.parametrize(
     ("show", "texts"),
     [
-        (percent, {0.0: "0 %", 1.0: "100 %", 0.914: "91 %", 0.9999: "more than 99.9 %", 1e-9: "less than 0.1 %"}),
-        (number, {None: "–", 3.0: "3", 1234567.0: "1,234,567", 0.123456: "0.1235", 1e20: "1e+20"}),
-        (size_text, {0: "0 B", 1023: "1,023 B", 1024: "1.0 KiB", 3 << 19: "1.5 MiB", 5 << 30: "5.00 GiB"}),
+        (
+            format_percent,
+            {0.0: "0 %", 1.0: "100 %", 0.914: "91 %", 0.9999: "more than 99.9 %", 1e-9: "less than 0.1 %"},
+        ),
+        (format_number, {None: "–", 3.0: "3", 1234567.0: "1,234,567", 0.123456: "0.1235", 1e20: "1e+20"}),
+        (format_size, {0: "0 B", 1023: "1,023 B", 1024: "1.0 KiB", 3 << 19: "1.5 MiB", 5 << 30: "5.00 GiB"}),
     ],
 )
 def test_numbers_are_short_and_shares_do_not_round_to_all_or_nothing(show: Any, texts: dict[Any, str]) -> None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def dataset_error(where: str, expected: str, got: object, remedy: str = _UNTRUST
 
 
 @contextmanager
-def wrap_errors(where: str, expected: str) -> Iterator[None]:
+def convert_errors(where: str, expected: str) -> Iterator[None]:
     """Turn errors that a library raises for damaged bytes into a SchemaError that names the file.
 
     Wrap only calls of the library: other errors would be hidden.
@@ -54,7 +55,7 @@ def wrap_errors(where: str, expected: str) -> Iterator[None]:
         raise dataset_error(where, expected, f"{type(error).__name__}: {error}", "Copy it again.") from error
 
 
-def import_extra(module: str, extra: str, title: str | None = None) -> Any:
+def import_extra(module: str, extra: str, title: str | None = None) -> ModuleType:
     """Import an optional library; if it is missing, raise an ImportError that names the extra of relive to install."""
     try:
         return import_module(module)
@@ -63,23 +64,23 @@ def import_extra(module: str, extra: str, title: str | None = None) -> Any:
         raise ImportError(explain("relive.datasets", f"{title or module} to be installed", error, remedy)) from error
 
 
-def memory_budget(nbytes: int) -> int:
-    """Return the memory limit of a reader for a dataset of `nbytes` bytes, without the buffer that it fills."""
-    return (64 << 20) + 20 * nbytes
+def compute_memory_limit(dataset_bytes: int) -> int:
+    """Return the memory limit of a reader for a dataset of `dataset_bytes` bytes, without the buffer that it fills."""
+    return (64 << 20) + 20 * dataset_bytes
 
 
-def decode_budget(nbytes: int) -> int:
-    """Return the part of `memory_budget` for decoding one chunk, one page, or the copies of a step."""
-    return memory_budget(nbytes) * 3 // 8
+def compute_decoding_limit(dataset_bytes: int) -> int:
+    """Return the part of `compute_memory_limit` for decoding one chunk, one page, or the copies of a step."""
+    return compute_memory_limit(dataset_bytes) * 3 // 8
 
 
-def require_similar_size(where: str, rows: int, row_bytes: int, file_bytes: int) -> None:
+def refuse_oversized_buffer(where: str, num_rows: int, row_bytes: int, file_bytes: int) -> None:
     """Raise if the new buffer for a file would be much larger than the file."""
     max_bytes = _SMALL_BUFFER_BYTES + _MAX_EXPANSION * file_bytes
-    if rows * row_bytes > max_bytes:
+    if num_rows * row_bytes > max_bytes:
         expected = f"steps of at most {max_bytes:,} bytes, {_MAX_EXPANSION:,} times the {file_bytes:,} of the file"
         remedy = "If you trust it, make a buffer of that size and pass it."
-        raise dataset_error(where, expected, f"{rows * row_bytes:,} bytes in {rows:,} rows", remedy)
+        raise dataset_error(where, expected, f"{num_rows * row_bytes:,} bytes in {num_rows:,} rows", remedy)
 
 
 def parse_json(where: str, body: bytes, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -103,31 +104,31 @@ def parse_sizes(where: str, value: Any, min_size: int = 0) -> tuple[int, ...]:
     return tuple(value)
 
 
-def require_ordered(name: str, replay: Any) -> None:
+def require_time_order(name: str, replay: Any) -> None:
     """Raise unless `replay` stores the observations of an episode in order."""
     if type(replay) is not ReplayBuffer or replay.storage.stores_next_obs:
         remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
         raise dataset_error(name, "a replay buffer in time order", repr(replay), remedy)
 
 
-def require_no_parts(name: str, fields: Mapping[str, Any], whole_fields: Iterable[str], remedy: str) -> None:
-    """Raise if one of `whole_fields` has parts, which the format cannot store."""
-    for field in whole_fields:
+def refuse_nested_fields(name: str, fields: Mapping[str, Any], field_names: Iterable[str], remedy: str) -> None:
+    """Raise if one of `field_names` has parts, which the format cannot store."""
+    for field in field_names:
         if isinstance(fields[field], dict):
             raise dataset_error(name, f"one field in {field}", f"the fields {', '.join(fields[field])}", remedy)
 
 
-def episode_arrays(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
+def read_episode_arrays(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:
     """Yield each episode as nested dicts of arrays [T, …]; a terminal shows the progress of long writes."""
     for episode in show_progress(replay.episodes(), len(replay), "writing episodes", len):
-        yield {name: _to_arrays(value) for name, value in episode.items() if name != "index"}
+        yield {name: _tensors_to_arrays(value) for name, value in episode.items() if name != "index"}
 
 
-def _to_arrays(value: Any) -> Any:
+def _tensors_to_arrays(value: Any) -> Any:
     """Convert nested tensors to nested arrays; bfloat16, which numpy lacks, becomes float32."""
     if isinstance(value, torch.Tensor):
         return (value.float() if DTYPES[value.dtype] is None else value).cpu().numpy()
-    return {name: _to_arrays(part) for name, part in value.items()}
+    return {name: _tensors_to_arrays(part) for name, part in value.items()}
 
 
 @contextmanager

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from relive.datasets.files import (
+    compute_decoding_limit,
+    convert_errors,
     dataset_error,
-    decode_budget,
-    episode_arrays,
     import_extra,
-    require_no_parts,
-    require_ordered,
-    wrap_errors,
+    read_episode_arrays,
+    refuse_nested_fields,
+    require_time_order,
     write_atomically,
 )
 from relive.datasets.filling import (
@@ -33,7 +33,7 @@ from relive.datasets.filling import (
     FinalObs,
     RowSource,
     fill_from_rows,
-    to_flags,
+    parse_flags,
 )
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
@@ -101,13 +101,13 @@ def from_hdf5(
     h5py = import_extra("h5py", "hdf5")
     if time_limit is not None:
         check_positive_int("time_limit", time_limit)
-    arrays = require_self_contained(Path(path))
+    arrays = require_self_contained_file(Path(path))
     # HDF5 caches decoded chunks per open array, so the memory budget is divided among all arrays.
     with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
         if "observations" in file:
-            source = _d4rl_source(file, time_limit)
+            source = _make_d4rl_source(file, time_limit)
         elif "data" in file and hasattr(file["data"], "items"):
-            source = _robomimic_source(file)
+            source = _make_robomimic_source(file)
         else:
             expected, remedy = "the group 'data' (robomimic) or the array 'observations' (D4RL)", "Pass such a file."
             raise dataset_error(Path(path).name, expected, ", ".join(file) or "an empty file", remedy)
@@ -130,7 +130,7 @@ def to_hdf5(
         layout: "robomimic" has a group per episode; "d4rl" has flat arrays, and one array of observations.
     """
     h5py = import_extra("h5py", "hdf5")
-    require_ordered("to_hdf5", replay)
+    require_time_order("to_hdf5", replay)
     write = _WRITERS[check_choice("layout", layout, _WRITERS)]
     with write_atomically("to_hdf5", path) as unfinished, h5py.File(unfinished, "w") as file:
         write(replay, file)
@@ -162,26 +162,26 @@ class _Hdf5Source(RowSource):
         self.name, self.nbytes = path.name, path.stat().st_size
         self._groups, self._ends, self._fields, self._hidden_columns = groups, ends, fields, hidden_columns
 
-    def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
+    def describe_columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         first, *other_groups = self._groups
         omitted_columns = {
             column for column, field in user_columns.items() if field is None and not self._is_hidden(column)
         }
-        expected_forms = _column_forms(first, omitted_columns)
+        expected_forms = _describe_column_types(first, omitted_columns)
         for other in other_groups:
-            forms = _column_forms(other, omitted_columns)
+            forms = _describe_column_types(other, omitted_columns)
             for column in (*expected_forms, *forms):
                 if forms.get(column) != expected_forms.get(column):
                     expected = f"{expected_forms.get(column, 'no array')}, as in {first.group.name[1:]}"
                     got = forms.get(column, "no array")
-                    raise dataset_error(f"{_item_name(other.group)}/{column}", expected, got, "Repair the file.")
+                    raise dataset_error(f"{_locate_item(other.group)}/{column}", expected, got, "Repair the file.")
         return {
-            column: self._make_spec(column, array)
+            column: self._make_column_spec(column, array)
             for column, array in first.arrays.items()
             if not self._is_hidden(column)
         }
 
-    def _make_spec(self, column: str, array: Any) -> ColumnSpec:
+    def _make_column_spec(self, column: str, array: Any) -> ColumnSpec:
         name, *parts = column.split("/")
         # `to_hdf5` calls an observation without named parts "obs/obs", so this column is the whole field "obs".
         path = ("obs",) if column == "obs/obs" else (self._fields.get(name, name), *parts)
@@ -189,20 +189,20 @@ class _Hdf5Source(RowSource):
         has_loose_axis = shape == (1,) and _VECTOR_ATTRIBUTE not in array.attrs
         return ColumnSpec(shape, array.dtype, path, _is_text(array), has_loose_axis)
 
-    def next_columns(self, obs: list[str]) -> dict[str, str]:
+    def find_next_columns(self, obs_columns: list[str]) -> dict[str, str]:
         group, arrays, _ = self._groups[0]
-        next_names = {column: f"next_{column}" for column in obs if f"next_{column}" in arrays}
-        missing_columns = [column for column in obs if column not in next_names]
+        next_names = {column: f"next_{column}" for column in obs_columns if f"next_{column}" in arrays}
+        missing_columns = [column for column in obs_columns if column not in next_names]
         if next_names and missing_columns:
             got, remedy = f"{', '.join(next_names)} only", f"Leave it out: columns={{{missing_columns[0]!r}: None}}."
-            raise dataset_error(_item_name(group), f"the array 'next_{missing_columns[0]}'", got, remedy)
+            raise dataset_error(_locate_item(group), f"the array 'next_{missing_columns[0]}'", got, remedy)
         return next_names
 
-    def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    def read_rows(self, columns: Sequence[str], max_rows: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         offset = 0
         for _, arrays, num_rows in self._groups:
-            for start in range(0, num_rows, count):
-                stop = min(start + count, num_rows)
+            for start in range(0, num_rows, max_rows):
+                stop = min(start + max_rows, num_rows)
                 values = {
                     column: _read_rows(f"{self.name}: {column}", arrays[column], start, stop) for column in columns
                 }
@@ -213,7 +213,7 @@ class _Hdf5Source(RowSource):
         return column.split("/", maxsplit=1)[0] in self._hidden_columns
 
 
-def _robomimic_source(file: Any) -> _Hdf5Source:
+def _make_robomimic_source(file: Any) -> _Hdf5Source:
     """Return the source of a file in robomimic's layout: the group "data" has a group per demonstration."""
     data, groups = file["data"], []
     for name in sorted(data, key=lambda name: [int(part) for part in re.findall(r"\d{1,18}", name)] or [0]):
@@ -221,15 +221,15 @@ def _robomimic_source(file: Any) -> _Hdf5Source:
         actions = next((array for column, array in arrays.items() if column.split("/")[0] == "actions"), None)
         if actions is None:
             got, remedy = f"a group with {', '.join(arrays) or 'no arrays'}", "Pass a file in robomimic's layout."
-            raise dataset_error(_item_name(data[name]), "the array 'actions'", got, remedy)
+            raise dataset_error(_locate_item(data[name]), "the array 'actions'", got, remedy)
         groups.append(_ArrayGroup(data[name], arrays, _count_rows(actions)))
     if not groups:
-        raise dataset_error(_item_name(data), "at least 1 demonstration", 0, "Pass a file with steps.")
+        raise dataset_error(_locate_item(data), "at least 1 demonstration", 0, "Pass a file with steps.")
     ends = np.cumsum([group.num_rows for group in groups]) - 1
     return _Hdf5Source(groups, ends, _ROBOMIMIC_FIELDS, ("next_obs",))
 
 
-def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
+def _make_d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
     """Return the source of a file in D4RL's layout: arrays of all steps, with flags where episodes end."""
     # The group "metadata" is skipped, because it has the weights of the policy and no steps.
     arrays = {name: array for name, array in _find_arrays(file).items() if name.split("/")[0] != "metadata"}
@@ -246,10 +246,10 @@ def _d4rl_source(file: Any, time_limit: int | None) -> _Hdf5Source:
         raise dataset_error(name, expected, ", ".join(arrays), remedy)
     is_end = np.zeros(rows, bool)
     for column in (column for column in ("terminals", "timeouts", _CUTS_COLUMN) if column in arrays):
-        _require_rows(arrays[column], rows)
+        _require_num_rows(arrays[column], rows)
         for start in range(0, rows, FLAG_ROWS_PER_READ):
             stop, where = start + FLAG_ROWS_PER_READ, f"{name}: {column}"
-            is_end[start:stop] |= to_flags(where, _read_rows(where, arrays[column], start, stop))
+            is_end[start:stop] |= parse_flags(where, _read_rows(where, arrays[column], start, stop))
     is_end[-1] = True
     if not has_timeouts and time_limit is not None:
         starts = np.flatnonzero(np.concatenate([[True], is_end[:-1]]))
@@ -272,7 +272,7 @@ def _find_arrays(group: Any) -> dict[str, Any]:
     return arrays
 
 
-def _item_name(item: Any) -> str:
+def _locate_item(item: Any) -> str:
     """Return the file name and the path of a group or array, for error messages."""
     name = Path(item.file.filename).name
     return f"{name}: {item.name[1:]}" if item.name != "/" else name
@@ -281,28 +281,28 @@ def _item_name(item: Any) -> str:
 def _count_rows(array: Any) -> int:
     """Return the length of an array; raise if it has no axis, or if flags for all rows would exceed the budget."""
     if not array.shape:
-        raise dataset_error(_item_name(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
+        raise dataset_error(_locate_item(array), "an axis of steps", f"shape {array.shape}", "Pass a file with steps.")
     nbytes = Path(array.file.filename).stat().st_size
-    if array.shape[0] > decode_budget(nbytes) // 16:
-        raise dataset_error(_item_name(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
+    if array.shape[0] > compute_decoding_limit(nbytes) // 16:
+        raise dataset_error(_locate_item(array), f"fewer steps, in a file of {nbytes:,} bytes", array.shape[0])
     return array.shape[0]
 
 
-def _column_forms(group: _ArrayGroup, omitted_columns: set[str]) -> dict[str, str]:
+def _describe_column_types(group: _ArrayGroup, omitted_columns: set[str]) -> dict[str, str]:
     """Return the dtype and shape of each column as text; raise if the columns differ in length."""
     forms = {}
     for column, array in group.arrays.items():
         if column not in omitted_columns:
-            _require_rows(array, group.num_rows)
+            _require_num_rows(array, group.num_rows)
             forms[column] = f"{'texts' if _is_text(array) else array.dtype} of shape {array.shape[1:]}"
     return forms
 
 
-def _require_rows(array: Any, rows: int) -> None:
+def _require_num_rows(array: Any, num_rows: int) -> None:
     # h5py returns the shape None for an empty array, which is refused like an array of another length.
-    if (array.shape or ())[:1] != (rows,):
+    if (array.shape or ())[:1] != (num_rows,):
         remedy = "Leave it out with columns=, or repair the file."
-        raise dataset_error(_item_name(array), f"{rows} rows", f"shape {array.shape}", remedy)
+        raise dataset_error(_locate_item(array), f"{num_rows} rows", f"shape {array.shape}", remedy)
 
 
 def _is_text(array: Any) -> bool:
@@ -312,8 +312,8 @@ def _is_text(array: Any) -> bool:
     return import_extra("h5py", "hdf5").check_string_dtype(dtype) is not None
 
 
-def _read_rows(where: str, array: Any, start: int, stop: int) -> Any:
-    with wrap_errors(where, f"rows {start} to {stop} of the array"):
+def _read_rows(where: str, array: Any, start: int, stop: int) -> np.ndarray | list[str]:
+    with convert_errors(where, f"rows {start} to {stop} of the array"):
         if _is_text(array):
             return [str(text) for text in array.asstr("utf-8", "strict")[start:stop]]
         return np.asarray(array[start:stop])
@@ -321,7 +321,7 @@ def _read_rows(where: str, array: Any, start: int, stop: int) -> Any:
 
 def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
     group, total = file.create_group("data"), 0
-    for number, episode in enumerate(episode_arrays(replay)):
+    for number, episode in enumerate(read_episode_arrays(replay)):
         demo = group.create_group(f"demo_{number}")
         for (name, *parts), rows in iter_leaves((), episode):
             # In robomimic every part of an observation needs a name, so an observation without parts is called "obs".
@@ -333,9 +333,9 @@ def _write_robomimic(replay: ReplayBuffer, file: Any) -> None:
 
 
 def _write_d4rl(replay: ReplayBuffer, file: Any) -> None:
-    for episode in episode_arrays(replay):
+    for episode in read_episode_arrays(replay):
         fields = ("obs", "action", "reward")
-        require_no_parts('to_hdf5(layout="d4rl")', episode, fields, 'Use layout="robomimic".')
+        refuse_nested_fields('to_hdf5(layout="d4rl")', episode, fields, 'Use layout="robomimic".')
         cut = np.zeros(len(episode["terminated"]), bool)
         cut[-1] = not (episode["terminated"][-1] or episode["truncated"][-1])
         for (name, *parts), rows in iter_leaves((), {**episode, _CUTS_COLUMN: cut}):
@@ -362,7 +362,7 @@ _D4RL_COLUMNS = {field: column for column, field in _D4RL_FIELDS.items()} | {"ne
 _ROBOMIMIC_COLUMNS = {field: column for column, field in _ROBOMIMIC_FIELDS.items()}
 
 
-def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> int:
+def require_self_contained_file(path: Path, *, is_read_in_groups: bool = False) -> int:
     """Raise unless a file contains all of its data and can be read in little memory; return the number of arrays.
 
     HDF5 follows links and external data by itself: an untrusted file could read any file of this machine into a
@@ -374,7 +374,7 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
         is_read_in_groups: whether all arrays of a group of the root are read at once, and must fit into the budget.
     """
     h5py = import_extra("h5py", "hdf5")
-    with wrap_errors(str(path), "an HDF5 file that can be read"), h5py.File(path, "r", rdcc_nbytes=0) as file:
+    with convert_errors(str(path), "an HDF5 file that can be read"), h5py.File(path, "r", rdcc_nbytes=0) as file:
         file_bytes, stored_bytes, num_arrays = path.stat().st_size, 0, 0
         group_bytes: Counter[str] = Counter()
         for name, item in _walk_objects(file, path.name):
@@ -387,14 +387,14 @@ def require_self_contained(path: Path, *, is_read_in_groups: bool = False) -> in
                     raise dataset_error(f"{where}: attribute {key!r}", "numbers, or one text", got)
             if not isinstance(item, h5py.Dataset):
                 continue
-            _require_stored_bytes(where, item, file_bytes)
+            _require_data_in_file(where, item, file_bytes)
             if item.dtype.hasobject:
                 _require_small_texts(where, item, file_bytes)
             num_arrays += 1
             group = name.split("/")[1]
             group_bytes[group] += math.prod(item.shape or ()) * item.dtype.itemsize
-            if is_read_in_groups and group_bytes[group] > decode_budget(file_bytes):
-                raise dataset_error(where, f"groups of at most {decode_budget(file_bytes):,} bytes", "more")
+            if is_read_in_groups and group_bytes[group] > compute_decoding_limit(file_bytes):
+                raise dataset_error(where, f"groups of at most {compute_decoding_limit(file_bytes):,} bytes", "more")
             stored_bytes += item.id.get_storage_size()
             if stored_bytes > file_bytes:
                 expected = f"bytes of its own, in a file of {file_bytes:,}"
@@ -433,7 +433,7 @@ def _walk_objects(file: Any, file_name: str) -> Iterator[tuple[str, Any]]:
                 groups.append((name, item, depth + 1))
 
 
-def _require_stored_bytes(where: str, array: Any, file_bytes: int) -> None:
+def _require_data_in_file(where: str, array: Any, file_bytes: int) -> None:
     """Raise unless the file has all bytes of an array, in chunks that can be decoded in little memory."""
     if array.is_virtual:
         raise dataset_error(where, "data in this file", "a virtual dataset, which refers to other files")
@@ -447,7 +447,7 @@ def _require_stored_bytes(where: str, array: Any, file_bytes: int) -> None:
     else:
         num_chunks = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
         is_complete = array.id.get_num_chunks() == num_chunks
-        _require_small_chunks(where, array, decode_budget(file_bytes) // 2)
+        _require_small_chunks(where, array, compute_decoding_limit(file_bytes) // 2)
     if not is_complete:
         raise dataset_error(where, f"{nbytes:,} bytes", f"shape {array.shape} with fewer stored bytes")
 

@@ -17,15 +17,15 @@ import torch
 
 from relive.datasets.files import (
     MAX_JSON_BYTES,
+    compute_decoding_limit,
+    compute_memory_limit,
+    convert_errors,
     dataset_error,
-    decode_budget,
-    episode_arrays,
     import_extra,
-    memory_budget,
     parse_json,
     parse_sizes,
-    require_ordered,
-    wrap_errors,
+    read_episode_arrays,
+    require_time_order,
     write_atomically,
 )
 from relive.datasets.filling import (
@@ -50,7 +50,7 @@ _BYTES_PER_NUMBER = {"BOOLEAN": 8, "INT32": 8, "FLOAT": 8, "INT64": 12, "DOUBLE"
 """Memory per number while lists are read, by physical type of the Parquet column."""
 
 
-def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:
+def _compute_max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, dataset_bytes: int) -> int:
     """Return the maximum bytes of one value of a column; raise if the pages or lists of the column are too long."""
     column_info, max_bytes = file.schema.column(column), 1
     where = f"{where}: {column_info.path}"
@@ -66,22 +66,22 @@ def _max_value_bytes(where: str, file: Any, body: BinaryIO, column: int, nbytes:
         # In the worst case, the list in the first row contains all numbers of the row group, so all are counted here.
         list_bytes = max_bytes * num_values if column_info.max_repetition_level else 0
         for needed_bytes, limit in (
-            (largest_page, decode_budget(nbytes) // 2),
-            (list_bytes, memory_budget(nbytes)),
+            (largest_page, compute_decoding_limit(dataset_bytes) // 2),
+            (list_bytes, compute_memory_limit(dataset_bytes)),
         ):
             if needed_bytes > limit:
                 raise dataset_error(where, f"pages and lists of at most {limit:,} bytes", f"{needed_bytes:,}")
     return max_bytes
 
 
-class _PageHeader(NamedTuple):
+class _ParquetPageHeader(NamedTuple):
     is_dictionary: bool
     nbytes: int
     """Decompressed size of the page."""
     num_values: int
 
 
-def _read_page_headers(body: BinaryIO, chunk: Any) -> Iterator[_PageHeader]:
+def _read_page_headers(body: BinaryIO, chunk: Any) -> Iterator[_ParquetPageHeader]:
     """Yield the page headers of a column in a row group; pyarrow has no function for them."""
     position = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < position:
@@ -90,39 +90,39 @@ def _read_page_headers(body: BinaryIO, chunk: Any) -> Iterator[_PageHeader]:
     while position < stop:
         body.seek(position)
         header_bytes = io.BytesIO(body.read(_MAX_HEADER_BYTES))
-        header = _read_struct(header_bytes)
+        header = _read_thrift_struct(header_bytes)
         num_values = next((header[part][1] for part in (5, 7, 8) if part in header), 0)
         is_dictionary, nbytes, compressed_bytes = header[1] == _DICTIONARY_PAGE, header[2], header[3]
         if min(nbytes, compressed_bytes, num_values) < 0:
             raise ValueError(f"a page of {compressed_bytes} bytes with {num_values} values")
-        yield _PageHeader(is_dictionary, nbytes, num_values)
+        yield _ParquetPageHeader(is_dictionary, nbytes, num_values)
         position += header_bytes.tell() + compressed_bytes
 
 
-def _read_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
+def _read_thrift_struct(body: BinaryIO, depth: int = 0) -> dict[int, Any]:
     """Parse a struct in Thrift's compact protocol, as a dict from field numbers to values; texts are skipped."""
     if depth > 8:
         raise ValueError("structs inside each other")
     fields: dict[int, Any] = {}
     field = 0
     while head := body.read(1)[0]:
-        field = field + (head >> 4) if head >> 4 else _read_number(body)
+        field = field + (head >> 4) if head >> 4 else _read_zigzag_integer(body)
         kind = head & 15
         # Thrift stores a boolean as its type: 1 is true, 2 is false.
         if kind in (1, 2):
             fields[field] = kind == 1
         elif kind in (4, 5, 6):
-            fields[field] = _read_number(body)
+            fields[field] = _read_zigzag_integer(body)
         elif kind == 8:
             body.seek(_read_varint(body), io.SEEK_CUR)
         elif kind == 12:
-            fields[field] = _read_struct(body, depth + 1)
+            fields[field] = _read_thrift_struct(body, depth + 1)
         else:
             raise ValueError(f"a value of the kind {kind}")
     return fields
 
 
-def _read_number(body: BinaryIO) -> int:
+def _read_zigzag_integer(body: BinaryIO) -> int:
     number = _read_varint(body)
     return number >> 1 ^ -(number & 1)
 
@@ -137,7 +137,7 @@ def _read_varint(body: BinaryIO) -> int:
             return number
 
 
-class _Video:
+class _VideoReader:
     """The frames of an .mp4, read in the order of their times."""
 
     def __init__(self, where: str, path: Path, shape: tuple[int, ...], fps: float) -> None:
@@ -149,7 +149,7 @@ class _Video:
     def read_frame(self, time: float) -> np.ndarray:
         """Return the frame at `time` seconds; raise if no frame is within half a frame of it."""
         if self._current_frame is None or time < self._current_frame[0] - 0.5 / self._fps:
-            self._frames = self._decode()
+            self._frames = self._decode_frames()
             self._current_frame = next(self._frames, None)
         while self._current_frame is not None and time > self._current_frame[0] + 0.5 / self._fps:
             self._current_frame = next(self._frames, None)
@@ -158,11 +158,11 @@ class _Video:
             raise dataset_error(self._where, f"a frame at {time:.3f} seconds", "no such frame", remedy)
         return self._current_frame[1].to_ndarray(format="rgb24")
 
-    def _decode(self) -> Iterator[tuple[float, Any]]:
+    def _decode_frames(self) -> Iterator[tuple[float, Any]]:
         av = import_extra("av", "lerobot", "PyAV")
         # The file is opened as a file object with a fixed format, so that FFmpeg opens no other file.
         with (
-            wrap_errors(self._where, "a video that can be read"),
+            convert_errors(self._where, "a video that can be read"),
             self._path.open("rb") as file,
             av.open(file, format="mp4") as container,
         ):
@@ -204,7 +204,7 @@ class _Feature(NamedTuple):
     """Shape of the value of one frame; height, width and channels for images."""
 
 
-def _field_path(column: str) -> FieldPath | None:
+def _default_field_path(column: str) -> FieldPath | None:
     """Return the field path of a column by default: ("obs", "images", "top") for "observation.images.top".
 
     The path is None for the counters and for "task": they become fields only if the caller names them.
@@ -217,7 +217,7 @@ def _field_path(column: str) -> FieldPath | None:
     return (_FIELD_NAMES.get(first, first), *rest)
 
 
-def resolve_file(root: Path, name: str) -> Path:
+def resolve_dataset_file(root: Path, name: str) -> Path:
     """Return the path of a file of the dataset; raise if a link points outside the dataset."""
     path, folder = (root / name).resolve(), root.resolve()
     # In the cache of the Hugging Face hub, files of a snapshot are links to blobs, so links to blobs are allowed.
@@ -246,7 +246,7 @@ def _parse_feature(where: str, description: Any) -> _Feature:
     return _Feature(kind, () if shape == (1,) and not names else shape)
 
 
-class _DatasetSource(RowSource):
+class _LeRobotSource(RowSource):
     """The frames of a dataset in order, as `meta/info.json` describes them."""
 
     separator = "."
@@ -255,8 +255,8 @@ class _DatasetSource(RowSource):
         self._root, self.name = root, root.name
         where = f"{self.name}: meta/info.json"
         with (
-            wrap_errors(where, "the description of a LeRobot dataset"),
-            resolve_file(root, "meta/info.json").open("rb") as file,
+            convert_errors(where, "the description of a LeRobot dataset"),
+            resolve_dataset_file(root, "meta/info.json").open("rb") as file,
         ):
             body = file.read(MAX_JSON_BYTES + 1)
         metadata = parse_json(where, body)
@@ -273,18 +273,18 @@ class _DatasetSource(RowSource):
         self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         self._video_starts: dict[str, dict[int, tuple[str, float]]] = {}
         """For each camera and episode: the video file, and the second at which the episode starts in it."""
-        self._videos: dict[str, tuple[str, _Video]] = {}
+        self._videos: dict[str, tuple[str, _VideoReader]] = {}
         """For each camera: the file name of the newest video, and the open video."""
 
-    def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
+    def describe_columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         specs = {"task": ColumnSpec((), np.dtype(object), None, is_text=True)} if "task_index" in self._features else {}
         for name, (kind, shape) in self._features.items():
             dtype = np.dtype({"string": object, "image": np.uint8, "video": np.uint8}.get(kind, kind))
             is_text = kind == "string"
-            specs[name] = ColumnSpec(() if is_text else shape, dtype, _field_path(name), is_text)
+            specs[name] = ColumnSpec(() if is_text else shape, dtype, _default_field_path(name), is_text)
         return specs
 
-    def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    def read_rows(self, columns: Sequence[str], max_rows: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         files = sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("data/*/*.parquet"))
         if not files:
             remedy = "Download the whole dataset."
@@ -293,17 +293,17 @@ class _DatasetSource(RowSource):
         stored_columns = {*columns, "episode_index"} - videos - {"task"}
         stored_columns |= ({"task_index"} if "task" in columns else set()) | ({"timestamp"} if videos else set())
         for file in files:
-            for rows in self._read_table(file, sorted(stored_columns), count):
+            for rows in self._read_table_rows(file, sorted(stored_columns), max_rows):
                 if "task" in columns:
-                    rows["task"] = self._look_up_tasks(rows["task_index"])
+                    rows["task"] = self._look_up_task_texts(rows["task_index"])
                 for name in videos:
                     rows[name] = self._read_video_frames(name, rows["episode_index"], rows["timestamp"])
                 yield rows["episode_index"], {name: rows[name] for name in columns}
 
-    def final_obs(self, obs: list[str]) -> Callable[[int], dict[str, Any]] | None:
+    def make_final_obs_reader(self, obs_columns: list[str]) -> Callable[[int], dict[str, Any]] | None:
         if not (self._root / _FINAL_OBS_FILE).exists():
             return None
-        rows = enumerate(self._read_table(_FINAL_OBS_FILE, sorted(obs), 1))
+        rows = enumerate(self._read_table_rows(_FINAL_OBS_FILE, sorted(obs_columns), 1))
 
         def read_row(number: int) -> dict[str, Any]:
             for row_number, columns in rows:
@@ -320,8 +320,8 @@ class _DatasetSource(RowSource):
         are shorter if the rows could be as long as the longest page.
         """
         where, parquet = f"{self.name}: {file}", import_extra("pyarrow.parquet", "lerobot")
-        path = resolve_file(self._root, file)
-        with wrap_errors(where, "a parquet file that can be read"), path.open("rb") as body:
+        path = resolve_dataset_file(self._root, file)
+        with convert_errors(where, "a parquet file that can be read"), path.open("rb") as body:
             table = parquet.ParquetFile(body)
             column_names = table.schema_arrow.names
             missing_columns = [name for name in names if name not in column_names]
@@ -330,17 +330,17 @@ class _DatasetSource(RowSource):
             max_bytes = 1
             for column in range(len(table.schema)):
                 if any(f"{table.schema.column(column).path}.".startswith(f"{name}.") for name in names):
-                    max_bytes = max(max_bytes, _max_value_bytes(where, table, body, column, self.nbytes))
-            count = max(1, min(count, decode_budget(self.nbytes) // 2 // max_bytes))
+                    max_bytes = max(max_bytes, _compute_max_value_bytes(where, table, body, column, self.nbytes))
+            count = max(1, min(count, compute_decoding_limit(self.nbytes) // 2 // max_bytes))
             yield from table.iter_batches(count, columns=names, use_threads=False)
 
-    def _read_table(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
+    def _read_table_rows(self, file: str, names: list[str], count: int) -> Iterator[dict[str, Any]]:
         """Yield up to `count` rows of a parquet file at a time, as values by feature name."""
         where = f"{self.name}: {file}"
         for batch in self._read_batches(file, names, count):
-            yield {name: self._convert_values(f"{where}: {name}", name, batch.column(name)) for name in names}
+            yield {name: self._convert_feature_values(f"{where}: {name}", name, batch.column(name)) for name in names}
 
-    def _convert_values(self, where: str, name: str, values: Any) -> Any:
+    def _convert_feature_values(self, where: str, name: str, values: Any) -> Any:
         feature = self._features.get(name)
         if feature is None:
             raise dataset_error(where, "a feature of meta/info.json", "no such feature")
@@ -351,11 +351,11 @@ class _DatasetSource(RowSource):
             if not all(isinstance(text, str) for text in texts):
                 raise dataset_error(where, "texts", values.type)
             return texts
-        return _to_numbers(where, values, feature)
+        return _arrow_to_numbers(where, values, feature)
 
     def _read_small_table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a small parquet file; raise if they exceed the memory budget of the dataset."""
-        where, max_bytes, total_bytes = f"{self.name}: {file}", decode_budget(self.nbytes), 0
+        where, max_bytes, total_bytes = f"{self.name}: {file}", compute_decoding_limit(self.nbytes), 0
         for batch in self._read_batches(file, names, _TABLE_ROWS_PER_READ):
             columns = [batch.column(name).to_pylist() for name in names]
             total_bytes += batch.nbytes + _TABLE_ROW_BYTES * batch.num_rows
@@ -363,21 +363,21 @@ class _DatasetSource(RowSource):
                 raise dataset_error(where, f"rows of at most {max_bytes:,} bytes", "more")
             yield from zip(*columns, strict=True)
 
-    def _look_up_tasks(self, indices: np.ndarray) -> list[str]:
+    def _look_up_task_texts(self, task_indices: np.ndarray) -> list[str]:
         try:
-            return [self._tasks[int(index)] for index in indices]
+            return [self._task_texts[int(index)] for index in task_indices]
         except KeyError as error:
             raise dataset_error(f"{self.name}: meta/tasks.parquet", "a text for every task_index", error) from error
 
     @cached_property
-    def _tasks(self) -> dict[int, str]:
+    def _task_texts(self) -> dict[int, str]:
         """The text of each task by its index; empty if the dataset has none."""
         file = "meta/tasks.parquet"
         if not (self._root / file).exists():
             return {}
         where = f"{self.name}: {file}"
-        with wrap_errors(where, "a parquet file that can be read"):
-            names = import_extra("pyarrow.parquet", "lerobot").read_schema(resolve_file(self._root, file)).names
+        with convert_errors(where, "a parquet file that can be read"):
+            names = import_extra("pyarrow.parquet", "lerobot").read_schema(resolve_dataset_file(self._root, file)).names
         texts = [name for name in names if name != "task_index"]
         if "task_index" not in names or len(texts) != 1:
             raise dataset_error(where, "the column 'task_index' and one of texts", ", ".join(names))
@@ -398,8 +398,8 @@ class _DatasetSource(RowSource):
                 raise dataset_error(f"{self.name}: meta/episodes", f"the episode {episode}", "no such episode")
             file, start = self._video_starts[name][episode]
             if self._videos.get(name, ("",))[0] != file:
-                path = resolve_file(self._root, file)
-                self._videos[name] = file, _Video(f"{self.name}: {file}", path, shape, self._fps)
+                path = resolve_dataset_file(self._root, file)
+                self._videos[name] = file, _VideoReader(f"{self.name}: {file}", path, shape, self._fps)
             frames[row] = self._videos[name][1].read_frame(start + time)
         return frames
 
@@ -417,7 +417,7 @@ class _DatasetSource(RowSource):
         return positions
 
 
-def _to_numbers(where: str, values: Any, feature: _Feature) -> np.ndarray:
+def _arrow_to_numbers(where: str, values: Any, feature: _Feature) -> np.ndarray:
     """Convert an Arrow column of numbers or nested lists to an array [K, …]."""
     types, compute = import_extra("pyarrow.types", "lerobot"), import_extra("pyarrow.compute", "lerobot")
     # An Arrow extension type wraps its values in `storage`, so the values are unwrapped here.
@@ -452,7 +452,7 @@ def _decode_images(where: str, values: Any, shape: tuple[int, ...]) -> np.ndarra
         # An image without bytes is refused: LeRobot would read it from the stored path, which could be any file.
         if body is None:
             raise dataset_error(where, "the bytes of an image", "a path to a file outside")
-        with wrap_errors(where, "a PNG or JPEG"), pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:
+        with convert_errors(where, "a PNG or JPEG"), pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:
             size = (picture.height, picture.width, picture.mode)
             if size != (*shape[:2], _IMAGE_MODES.get(shape[2])):
                 raise dataset_error(where, f"an image of {shape} pixels and channels", size)
@@ -500,7 +500,7 @@ def from_lerobot(
         seed: the seed of the new buffer.
     """
     import_extra("pyarrow", "lerobot")
-    source = _DatasetSource(Path(path))
+    source = _LeRobotSource(Path(path))
     return fill_from_rows(
         "from_lerobot", source, buffer, columns, encode, final_obs, sampler=sampler, device=device, seed=seed
     )
@@ -511,7 +511,7 @@ def _is_image(shape: tuple[int, ...], dtype: np.dtype) -> bool:
     return dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
 
 
-def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
+def _describe_feature(name: str, rows: np.ndarray) -> dict[str, Any]:
     """Return the entry of a column in `meta/info.json`."""
     shape, dtype = rows.shape[1:], rows.dtype
     if _is_image(shape, dtype):
@@ -522,7 +522,7 @@ def _feature_entry(name: str, rows: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(dtype), "shape": list(shape or (1,)), "names": ["0"] if shape == (1,) else None}
 
 
-def _arrow_array(rows: np.ndarray) -> Any:
+def _to_arrow(rows: np.ndarray) -> Any:
     """Convert rows [K, …] to an Arrow array: numbers, lists of numbers, or images as lossless PNG."""
     pyarrow, inner = import_extra("pyarrow", "lerobot"), rows.shape[1:]
     if _is_image(inner, rows.dtype):
@@ -564,7 +564,7 @@ class _FeatureStats:
         self._sum, self._squares = self._sum + numbers.sum(0), self._squares + np.square(numbers).sum(0)
         self._min, self._max = np.minimum(self._min, numbers.min(0)), np.maximum(self._max, numbers.max(0))
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json_entry(self) -> dict[str, Any]:
         """Return the entry of the column in `meta/stats.json`."""
         mean = self._sum / self._count
         deviation = np.sqrt(np.maximum(self._squares / self._count - np.square(mean), 0))
@@ -608,7 +608,7 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
         tasks: the text of the task, or one text per number of the extra field "task_index".
     """
     import_extra("pyarrow", "lerobot")
-    require_ordered("to_lerobot", replay)
+    require_time_order("to_lerobot", replay)
     check_nonempty("to_lerobot", len(replay))
     if not _is_valid_fps(fps):
         raise dataset_error("fps", f"a number above 0 and below {_MAX_FPS:g}", repr(fps), "Pass such a number.")
@@ -631,9 +631,9 @@ def _write_dataset(root: Path, replay: ReplayBuffer, fps: float, tasks: list[str
     episodes: list[dict[str, Any]] = []
     num_frames, files = 0, [_ParquetWriter(root / "data/chunk-000/file-000.parquet")]
     final_obs = _ParquetWriter(root / _FINAL_OBS_FILE)
-    for number, episode in enumerate(episode_arrays(replay)):
-        final_obs.write(_feature_columns({"obs": slice_leaves(episode.pop("next_obs"), slice(-1, None))}))
-        columns = _feature_columns(episode)
+    for number, episode in enumerate(read_episode_arrays(replay)):
+        final_obs.write(_flatten_to_features({"obs": slice_leaves(episode.pop("next_obs"), slice(-1, None))}))
+        columns = _flatten_to_features(episode)
         length = len(columns["next.done"])
         index = np.arange(length)
         columns |= {
@@ -647,7 +647,7 @@ def _write_dataset(root: Path, replay: ReplayBuffer, fps: float, tasks: list[str
         if not all(0 <= task < len(tasks) for task in task_indices):
             remedy = "Pass a text for each number of the extra field 'task_index'."
             raise dataset_error("to_lerobot: tasks", f"a text for {task_indices}", f"{len(tasks)} texts", remedy)
-        features = features or {name: _feature_entry(name, rows) for name, rows in columns.items()}
+        features = features or {name: _describe_feature(name, rows) for name, rows in columns.items()}
         for name, rows in columns.items():
             stats[name].update(rows)
         if files[-1].nbytes >= _MAX_FILE_BYTES:
@@ -686,7 +686,7 @@ def _write_metadata(
     (root / "meta/episodes/chunk-000").mkdir(parents=True)
     parquet.write_table(pyarrow.Table.from_pylist(episodes), root / "meta/episodes/chunk-000/file-000.parquet")
     (root / "meta/stats.json").write_text(
-        json.dumps({name: feature_stats.as_json() for name, feature_stats in stats.items()}), "utf-8"
+        json.dumps({name: feature_stats.to_json_entry() for name, feature_stats in stats.items()}), "utf-8"
     )
     info = {
         "codebase_version": "v3.0", "robot_type": None, "fps": fps, "chunks_size": 1000,
@@ -707,7 +707,7 @@ class _ParquetWriter:
         """The uncompressed bytes of all rows written so far."""
 
     def write(self, columns: dict[str, np.ndarray]) -> None:
-        table = import_extra("pyarrow", "lerobot").table({name: _arrow_array(rows) for name, rows in columns.items()})
+        table = import_extra("pyarrow", "lerobot").table({name: _to_arrow(rows) for name, rows in columns.items()})
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = import_extra("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
@@ -719,7 +719,7 @@ class _ParquetWriter:
         self._writer.close()  # type: ignore[union-attr]
 
 
-def _feature_columns(fields: dict[str, Any]) -> dict[str, np.ndarray]:
+def _flatten_to_features(fields: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the leaves of nested fields by feature name."""
     columns = {}
     for (name, *parts), rows in iter_leaves((), fields):

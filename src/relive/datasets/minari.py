@@ -18,25 +18,25 @@ import torch
 
 from relive.checkpoint.progress import show_progress
 from relive.datasets.files import (
+    convert_errors,
     dataset_error,
-    episode_arrays,
     import_extra,
     parse_json,
-    require_no_parts,
-    require_ordered,
-    require_similar_size,
-    wrap_errors,
+    read_episode_arrays,
+    refuse_nested_fields,
+    refuse_oversized_buffer,
+    require_time_order,
 )
 from relive.datasets.filling import (
     STEP_FIELDS,
     EpisodeBlock,
+    concatenate_leaves,
     declared_fields,
-    extra_fields,
-    fill,
-    join_leaves,
+    fill_from_blocks,
+    find_extra_fields,
     slice_leaves,
 )
-from relive.datasets.hdf5 import require_self_contained
+from relive.datasets.hdf5 import require_self_contained_file
 from relive.errors import SchemaError
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
@@ -53,26 +53,26 @@ def open_dataset(dataset: Any) -> Any:
     """Check the files of a dataset, passed as object, path or id; return the MinariDataset."""
     minari = import_extra("minari", "minari", "Minari")
     if isinstance(dataset, minari.MinariDataset):
-        _require_safe_file(Path(dataset.storage.data_path))
+        _require_self_contained_data(Path(dataset.storage.data_path))
         return dataset
     if not isinstance(dataset, str | PathLike):
         remedy = "Pass a MinariDataset, its id or its path."
         raise dataset_error("dataset", "a Minari dataset", type(dataset).__name__, remedy)
-    folder = dataset_folder(Path(dataset)) or dataset_folder(_dataset_path(str(dataset)))
+    folder = find_dataset_folder(Path(dataset)) or find_dataset_folder(_find_dataset_path(str(dataset)))
     if folder is None:
         # No folder has this dataset, so Minari raises its own error here.
         return minari.load_dataset(str(dataset))
-    _require_spaces(folder)
-    _require_safe_file(folder)
-    with wrap_errors(str(folder), "a Minari dataset that can be read"):
+    _require_safe_spaces(folder)
+    _require_self_contained_data(folder)
+    with convert_errors(str(folder), "a Minari dataset that can be read"):
         return minari.MinariDataset(folder)
 
 
-def _dataset_path(dataset_id: str) -> Path:
+def _find_dataset_path(dataset_id: str) -> Path:
     return Path(import_extra("minari.storage", "minari").get_dataset_path(dataset_id))
 
 
-def _require_spaces(folder: Path) -> None:
+def _require_safe_spaces(folder: Path) -> None:
     """Raise if a space is missing or huge.
 
     If a space is missing, Minari creates the environment of the dataset, which can run any code.
@@ -82,7 +82,7 @@ def _require_spaces(folder: Path) -> None:
         if not isinstance(metadata.get(name), str):
             remedy = "Minari would create its environment: if you trust it, pass minari.MinariDataset(path)."
             raise dataset_error(where, f"the key {name!r}", "no such key", remedy)
-        with wrap_errors(f"{where}: {name}", "a space"):
+        with convert_errors(f"{where}: {name}", "a space"):
             _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
 
 
@@ -103,13 +103,13 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         return parse_json(f"{folder.name}/metadata.json", file.read(_MAX_METADATA_BYTES + 1), _MAX_METADATA_BYTES)
 
 
-def _require_safe_file(folder: Path) -> None:
+def _require_self_contained_data(folder: Path) -> None:
     file = folder / "main_data.hdf5"
     if file.exists():
-        require_self_contained(file, is_read_in_groups=True)
+        require_self_contained_file(file, is_read_in_groups=True)
 
 
-def dataset_folder(path: Path) -> Path | None:
+def find_dataset_folder(path: Path) -> Path | None:
     """Return the folder with the files of a dataset, `path` or `path / "data"`; None if there is no dataset."""
     for folder in (path, path / "data"):
         try:
@@ -122,17 +122,17 @@ def dataset_folder(path: Path) -> Path | None:
 
 
 def read_episodes(
-    dataset: Any, infos: Iterable[str] | None = None, numbers: Iterable[int] | None = None
+    dataset: Any, info_names: Iterable[str] | None = None, episode_numbers: Iterable[int] | None = None
 ) -> Iterator[EpisodeBlock]:
     """Yield the nonempty episodes of a dataset in order, with the infos of each step in the field "info"."""
-    names = None if infos is None else list(infos)
-    with wrap_errors(str(dataset.storage.data_path), "episodes that can be read"):
-        for data in dataset.iterate_episodes(numbers):
+    names = None if info_names is None else list(info_names)
+    with convert_errors(str(dataset.storage.data_path), "episodes that can be read"):
+        for data in dataset.iterate_episodes(episode_numbers):
             if len(data.rewards):
-                yield _to_block(data, names)
+                yield _make_episode_block(data, names)
 
 
-def _to_block(data: Any, names: list[str] | None) -> EpisodeBlock:
+def _make_episode_block(data: Any, info_names: list[str] | None) -> EpisodeBlock:
     where, size, infos = f"episode {int(data.id)}", len(data.rewards), data.infos or {}
     obs = _tuples_to_dicts(data.observations)
     for path, leaf in iter_leaves(("observations",), obs):
@@ -140,7 +140,7 @@ def _to_block(data: Any, names: list[str] | None) -> EpisodeBlock:
             expected, remedy = f"{size + 1} observations", "Repair the dataset."
             raise dataset_error(f"{where}: {path_name(path)}", expected, len(leaf), remedy)
     info = {}
-    for name in infos if names is None else names:
+    for name in infos if info_names is None else info_names:
         if name not in infos:
             got = f"an episode with {', '.join(map(str, infos)) or 'no infos'}"
             raise dataset_error(f"{where}: infos", f"{name!r} in every episode", got, "Leave it out of infos=.")
@@ -166,15 +166,15 @@ def _tuples_to_dicts(tree: Any) -> Any:
     return np.asarray(tree)
 
 
-def _drop_reset_entry(where: str, tree: Any, steps: int) -> Any:
+def _drop_reset_entry(where: str, tree: Any, num_steps: int) -> Any:
     if isinstance(tree, dict):
-        return {name: _drop_reset_entry(f"{where}.{name}", part, steps) for name, part in tree.items()}
-    if tree.dtype.kind not in "biufc" or not tree.ndim or len(tree) not in (steps, steps + 1):
+        return {name: _drop_reset_entry(f"{where}.{name}", part, num_steps) for name, part in tree.items()}
+    if tree.dtype.kind not in "biufc" or not tree.ndim or len(tree) not in (num_steps, num_steps + 1):
         got = f"dtype {tree.dtype} of shape {tree.shape}"
         remedy = "Pass infos= with the names to keep, or infos=() to read without infos."
-        raise dataset_error(where, f"numbers, an entry for each of {steps} steps", got, remedy)
+        raise dataset_error(where, f"numbers, an entry for each of {num_steps} steps", got, remedy)
     # An info with one entry more than steps begins with the info of the reset, which is left out.
-    return tree[1:] if len(tree) == steps + 1 else tree
+    return tree[1:] if len(tree) == num_steps + 1 else tree
 
 
 _HOST = torch.device("cpu")
@@ -209,22 +209,22 @@ def from_minari(
     source = open_dataset(dataset)
     if buffer is None:
         buffer = _make_buffer(source, infos, sampler, device, seed)
-    extra = list(extra_fields("from_minari", buffer))
-    blocks = (_add_extra(episode, extra) for episode in read_episodes(source, infos))
+    extra = list(find_extra_fields("from_minari", buffer))
+    blocks = (_add_extra_fields(episode, extra) for episode in read_episodes(source, infos))
     blocks = show_progress(blocks, source.total_steps, "reading episodes", len)
-    return fill("from_minari", buffer, blocks, source.total_steps)
+    return fill_from_blocks("from_minari", buffer, blocks, source.total_steps)
 
 
-def _add_extra(episode: EpisodeBlock, extra: list[str]) -> EpisodeBlock:
+def _add_extra_fields(episode: EpisodeBlock, field_names: list[str]) -> EpisodeBlock:
     """Add extra fields to an episode: the field "info" has all infos, any other field the info of the same name."""
     steps = dict(episode.steps)
     info = steps.pop("info")
-    for name in extra:
+    for name in field_names:
         if name != "info" and name not in info:
             expected = f"an info for each extra field ({', '.join(info) or 'it has no infos'})"
             remedy = "Declare only fields that every episode has."
             raise dataset_error(episode.where, expected, repr(name), remedy)
-    return replace(episode, steps=steps | {name: info.get(name, info) for name in extra})
+    return replace(episode, steps=steps | {name: info.get(name, info) for name in field_names})
 
 
 def _make_buffer(
@@ -238,20 +238,20 @@ def _make_buffer(
     obs, action, reward, info = (first.steps[name] for name in ("obs", "action", "reward", "info"))
     leaves = [leaf for tree in (obs, action, info) for _, leaf in iter_leaves((), tree)]
     stored_bytes = sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
-    require_similar_size("from_minari", rows, sum(leaf[:1].nbytes for leaf in leaves), stored_bytes)
+    refuse_oversized_buffer("from_minari", rows, sum(leaf[:1].nbytes for leaf in leaves), stored_bytes)
     return ReplayBuffer(
         rows,
         dataset.observation_space,
         dataset.action_space,
         reward=Field(reward.shape[1:]),
-        extra={"info": map_leaves(_make_field, info)} if info else None,
+        extra={"info": map_leaves(_infer_field, info)} if info else None,
         sampler=sampler,
         device=device,
         seed=seed,
     )
 
 
-def _make_field(values: np.ndarray) -> Field:
+def _infer_field(values: np.ndarray) -> Field:
     tensor = as_tensor("info", values[:1], _HOST)
     return Field(tensor.shape[1:], narrow_dtype(tensor.dtype))
 
@@ -270,14 +270,17 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
             are the widest that the fields allow.
     """
     minari = import_extra("minari", "minari", "Minari")
-    require_ordered("to_minari", replay)
+    require_time_order("to_minari", replay)
     trees = declared_fields(replay)
-    require_no_parts("to_minari", trees, ("reward",), "Write the buffer with to_hdf5, to_zarr or to_lerobot.")
+    refuse_nested_fields("to_minari", trees, ("reward",), "Write the buffer with to_hdf5, to_zarr or to_lerobot.")
     info = trees.get("info")
     for name in info if isinstance(info, dict) else ():
         if name in trees and name not in STEP_FIELDS:
             raise dataset_error("to_minari", "infos of distinct names", f"{name!r} twice", "Rename one of the fields.")
-    default_spaces = {"observation_space": _widest_space(trees["obs"]), "action_space": _widest_space(trees["action"])}
+    default_spaces = {
+        "observation_space": _make_widest_space(trees["obs"]),
+        "action_space": _make_widest_space(trees["action"]),
+    }
     options = {**({} if "env" in options else default_spaces), "jpeg_encoding": False, **options}
     spaces = [options.get(name) for name in ("observation_space", "action_space")]
     with warnings.catch_warnings():
@@ -289,19 +292,19 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
             nonlocal is_folder_new
             # Minari creates the folder before it requests the first episode, so the folder exists from here on.
             is_folder_new = True
-            yield from (_to_episode_buffer(episode, spaces) for episode in episode_arrays(replay))
+            yield from (_make_minari_episode(episode, spaces) for episode in read_episode_arrays(replay))
 
         try:
             return minari.create_dataset_from_buffers(dataset_id, buffers(), **options)
         except BaseException:
             if is_folder_new:
-                shutil.rmtree(_dataset_path(dataset_id), ignore_errors=True)
+                shutil.rmtree(_find_dataset_path(dataset_id), ignore_errors=True)
             raise
 
 
-def _to_episode_buffer(tree: dict[str, Any], spaces: list[Any]) -> Any:
+def _make_minari_episode(tree: dict[str, Any], spaces: list[Any]) -> Any:
     """Convert an episode [T] to Minari's EpisodeBuffer."""
-    obs = join_leaves(tree["obs"], slice_leaves(tree["next_obs"], slice(-1, None)))
+    obs = concatenate_leaves(tree["obs"], slice_leaves(tree["next_obs"], slice(-1, None)))
     fields = {name: part for name, part in tree.items() if name not in (*STEP_FIELDS, "next_obs")}
     info = fields.pop("info", {})
     infos = {**(info if isinstance(info, dict) else {"info": info}), **fields}
@@ -331,9 +334,9 @@ def _restore_tuples(space: Any, tree: Any) -> Any:
     return tree
 
 
-def _widest_space(tree: Tree) -> gym.Space[Any]:
+def _make_widest_space(tree: Tree) -> gym.Space[Any]:
     if isinstance(tree, dict):
-        return gym.spaces.Dict({name: _widest_space(part) for name, part in tree.items()})
+        return gym.spaces.Dict({name: _make_widest_space(part) for name, part in tree.items()})
     dtype = DTYPES[tree.dtype] or np.dtype(np.float32)
     if dtype.kind == "f":
         low, high = -np.inf, np.inf

@@ -23,14 +23,14 @@ import torch
 
 from relive.datasets.files import (
     MAX_JSON_BYTES,
+    compute_decoding_limit,
+    convert_errors,
     dataset_error,
-    decode_budget,
-    episode_arrays,
     import_extra,
     parse_json,
     parse_sizes,
-    require_ordered,
-    wrap_errors,
+    read_episode_arrays,
+    require_time_order,
     write_atomically,
 )
 from relive.datasets.filling import (
@@ -54,7 +54,7 @@ _MAX_FILES = 1 << 22
 _MAX_DEPTH = 16
 
 
-class Store:
+class ZarrStore:
     """The files of a store by name ("data/img/0.0.0.0").
 
     Args:
@@ -69,32 +69,32 @@ class Store:
         self._bands: dict[str, tuple[int, int, np.ndarray]] = {}
         """For each array: the number, the bytes and the rows of the last band that `ZarrArray` has read."""
 
-    def read(self, name: str, max_bytes: int) -> bytes:
+    def read_file(self, name: str, max_bytes: int) -> bytes:
         """Read a whole file; raise if it is longer than `max_bytes`."""
         where = f"{self.name}: {name}"
         if self.sizes[name] > max_bytes:
             raise dataset_error(where, f"at most {max_bytes:,} bytes", f"{self.sizes[name]:,}")
-        with wrap_errors(where, "a file that can be read"):
+        with convert_errors(where, "a file that can be read"):
             body = self._read_file(name, self.sizes[name])
         if len(body) != self.sizes[name]:
             raise dataset_error(where, f"{self.sizes[name]} bytes", len(body))
         return body
 
-    def cache_band(self, array: str, number: int, nbytes: int, read_band: Callable[[], np.ndarray]) -> np.ndarray:
+    def get_band(self, array_name: str, number: int, nbytes: int, read_band: Callable[[], np.ndarray]) -> np.ndarray:
         """Return a band of `nbytes` bytes of an array, cached or from `read_band`."""
-        last_number, _, rows = self._bands.get(array, (-1, 0, None))
+        last_number, _, rows = self._bands.get(array_name, (-1, 0, None))
         if last_number == number and rows is not None:
             return rows
-        self._bands.pop(array, None)
-        if nbytes + sum(band_bytes for _, band_bytes, _ in self._bands.values()) > decode_budget(self.nbytes):
+        self._bands.pop(array_name, None)
+        if nbytes + sum(band_bytes for _, band_bytes, _ in self._bands.values()) > compute_decoding_limit(self.nbytes):
             self._bands.clear()
         rows = read_band()
-        self._bands[array] = number, nbytes, rows
+        self._bands[array_name] = number, nbytes, rows
         return rows
 
 
 @contextmanager
-def open_store(path: Path) -> Iterator[Store]:
+def open_store(path: Path) -> Iterator[ZarrStore]:
     """Open the store in a folder or .zip."""
 
     def read_file(name: str, nbytes: int) -> bytes:
@@ -107,42 +107,42 @@ def open_store(path: Path) -> Iterator[Store]:
             return file.read(nbytes) + file.read(1)
 
     if path.is_dir():
-        sizes = dict(_list_files(path, path.name, "", 0))
-        yield Store(path.name, sum(sizes.values()), sizes, read_file)
+        sizes = dict(_list_folder_files(path, path.name, "", 0))
+        yield ZarrStore(path.name, sum(sizes.values()), sizes, read_file)
         return
-    with wrap_errors(str(path), "a folder or a .zip with a zarr store"):
+    with convert_errors(str(path), "a folder or a .zip with a zarr store"):
         archive, nbytes = zipfile.ZipFile(path), path.stat().st_size
     with archive:
-        yield Store(path.name, nbytes, dict(_list_entries(path.name, archive)), read_entry)
+        yield ZarrStore(path.name, nbytes, dict(_list_zip_files(path.name, archive)), read_entry)
 
 
-def _list_files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+def _list_folder_files(folder: Path, store_name: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     """Yield (name, size) of all files below a folder; raise for links, devices and pipes."""
     if depth > _MAX_DEPTH:
-        raise dataset_error(f"{store}: {prefix}", f"at most {_MAX_DEPTH} folders inside each other", "more")
+        raise dataset_error(f"{store_name}: {prefix}", f"at most {_MAX_DEPTH} folders inside each other", "more")
     with os.scandir(folder) as entries:
         files = list(islice(entries, _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
-        raise dataset_error(f"{store}: {prefix}", f"at most {_MAX_FILES} files", "more")
+        raise dataset_error(f"{store_name}: {prefix}", f"at most {_MAX_FILES} files", "more")
     for entry in files:
         name = f"{prefix}{entry.name}"
         if entry.is_dir(follow_symlinks=False):
-            yield from _list_files(folder / entry.name, store, f"{name}/", depth + 1)
+            yield from _list_folder_files(folder / entry.name, store_name, f"{name}/", depth + 1)
         elif entry.is_file(follow_symlinks=False):
             yield name, entry.stat(follow_symlinks=False).st_size
         else:
             kind = "a link" if entry.is_symlink() else "a device or pipe"
-            raise dataset_error(f"{store}: {name}", "a regular file", kind)
+            raise dataset_error(f"{store_name}: {name}", "a regular file", kind)
 
 
-def _list_entries(store: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
+def _list_zip_files(store_name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
     """Yield (name, decoded size) of all files in a .zip."""
     entries = archive.infolist()
     if len(entries) > _MAX_FILES or len(set(archive.namelist())) != len(entries):
-        raise dataset_error(store, f"at most {_MAX_FILES} files with distinct names", len(entries))
+        raise dataset_error(store_name, f"at most {_MAX_FILES} files with distinct names", len(entries))
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            where, expected = f"{store}: {entry.filename}", "an entry that is stored or deflated"
+            where, expected = f"{store_name}: {entry.filename}", "an entry that is stored or deflated"
             raise dataset_error(where, expected, entry.compress_type)
         if not entry.is_dir():
             yield entry.filename, entry.file_size
@@ -158,37 +158,37 @@ _BLOSC_COMPRESSORS = {0: "blosclz", 1: "lz4", 3: "zlib", 4: "zstd"}
 _MAX_BLOSC_SPLITS, _MIN_BLOSC_SPLIT = 16, 128
 
 
-def decode(where: str, codec: str | None, body: Any, nbytes: int) -> np.ndarray:
-    """Decode a chunk of `nbytes` bytes; raise before allocating memory if the chunk has another size.
+def decode_chunk(where: str, codec: str | None, body: Any, decoded_bytes: int) -> np.ndarray:
+    """Decode a chunk of `decoded_bytes` bytes; raise before allocating memory if the chunk has another size.
 
     Args:
         where: the name of the chunk, for error messages.
         codec: the compressor; None if the chunk is not compressed.
         body: the bytes of the file.
-        nbytes: the decoded size that the array declares.
+        decoded_bytes: the decoded size that the array declares.
     """
-    with wrap_errors(where, f"bytes that {codec} wrote"):
+    with convert_errors(where, f"bytes that {codec} wrote"):
         if codec is None:
-            _require_size(where, len(body), nbytes)
+            _require_decoded_size(where, len(body), decoded_bytes)
             return np.frombuffer(body, np.uint8)
         if codec in _ZLIB_WINDOWS:
             stream = zlib.decompressobj(_ZLIB_WINDOWS[codec])
-            decoded = stream.decompress(body, nbytes + 1)
-            if len(decoded) <= nbytes and (not stream.eof or stream.unused_data):
+            decoded = stream.decompress(body, decoded_bytes + 1)
+            if len(decoded) <= decoded_bytes and (not stream.eof or stream.unused_data):
                 raise ValueError("bytes after the end of the stream" if stream.eof else "a stream without its end")
-            _require_size(where, len(decoded), nbytes)
+            _require_decoded_size(where, len(decoded), decoded_bytes)
             return np.frombuffer(decoded, np.uint8)
-        _require_size(where, _read_decoded_size(codec, body), nbytes)
+        _require_decoded_size(where, _read_decoded_size(codec, body), decoded_bytes)
         if codec == "blosc":
-            _require_blosc(body)
-        out = np.zeros(nbytes, np.uint8)
+            _require_valid_blosc(body)
+        out = np.zeros(decoded_bytes, np.uint8)
         import_extra("numcodecs", "zarr").get_codec({"id": codec}).decode(body, out=out)
         return out
 
 
-def _require_size(where: str, decoded_bytes: int, nbytes: int) -> None:
-    if decoded_bytes != nbytes:
-        raise dataset_error(where, f"{nbytes:,} bytes", f"{decoded_bytes:,}")
+def _require_decoded_size(where: str, decoded_bytes: int, expected_bytes: int) -> None:
+    if decoded_bytes != expected_bytes:
+        raise dataset_error(where, f"{expected_bytes:,} bytes", f"{decoded_bytes:,}")
 
 
 def _read_decoded_size(codec: str, body: Any) -> int:
@@ -209,7 +209,7 @@ def _read_decoded_size(codec: str, body: Any) -> int:
     return int.from_bytes(size, "little") + (256 if width == 2 else 0)
 
 
-def _require_blosc(body: Any) -> None:
+def _require_valid_blosc(body: Any) -> None:
     """Raise unless the lengths and offsets in a blosc chunk agree with its bytes.
 
     c-blosc does not get the length of the body: it trusts the header, and older versions trust the offsets too.
@@ -253,7 +253,7 @@ _V3_DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)"
 _SPECIAL_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class ArraySpec(NamedTuple):
+class ArrayMetadata(NamedTuple):
     """The description of an array in its metadata."""
 
     shape: tuple[int, ...]
@@ -268,7 +268,7 @@ class ArraySpec(NamedTuple):
     chunk_prefix: str
     separator: str
 
-    def chunk_name(self, coordinates: tuple[int, ...]) -> str:
+    def format_chunk_name(self, coordinates: tuple[int, ...]) -> str:
         """Return the file name of a chunk, given its coordinates in the grid of chunks."""
         return self.chunk_prefix + self.separator.join(map(str, coordinates))
 
@@ -276,9 +276,9 @@ class ArraySpec(NamedTuple):
 class ZarrArray:
     """An array of a store, read in bands: the rows of all chunks with the same first coordinate."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: ZarrStore, name: str) -> None:
         self._store, self._name, self.where = store, name, f"{store.name}: {name}"
-        self.spec = _parse_spec(self.where, store, name)
+        self.spec = _read_array_metadata(self.where, store, name)
         shape, chunks, itemsize = self.spec.shape, self.spec.chunks, self.spec.dtype.itemsize
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
         """Number of chunks along each axis."""
@@ -288,20 +288,20 @@ class ZarrArray:
         self._has_one_chunk_per_band = math.prod(self._grid[1:]) == 1
         self._band_bytes = min(chunks[0], shape[0]) * math.prod(shape[1:]) * itemsize
         needed_bytes = self._chunk_bytes + (0 if self._has_one_chunk_per_band else self._band_bytes)
-        max_bytes = min(_MAX_CHUNK_BYTES, decode_budget(store.nbytes))
+        max_bytes = min(_MAX_CHUNK_BYTES, compute_decoding_limit(store.nbytes))
         if needed_bytes > max_bytes:
             expected = f"chunks of at most {max_bytes:,} bytes, in a store of {store.nbytes:,}"
             raise dataset_error(self.where, expected, f"{needed_bytes:,}")
 
     @property
-    def is_complete(self) -> bool:
+    def has_all_chunks(self) -> bool:
         """Whether all chunks are stored; rows of missing chunks have the fill value."""
         return math.prod(self._grid) <= len(self._store.sizes) and all(
-            f"{self._name}/{self.spec.chunk_name(coordinates)}" in self._store.sizes
+            f"{self._name}/{self.spec.format_chunk_name(coordinates)}" in self._store.sizes
             for coordinates in itertools.product(*map(range, self._grid))
         )
 
-    def read(self, start: int, stop: int) -> np.ndarray:
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
         """Read the rows from start to stop, in the byte order of this machine."""
         length = self.spec.chunks[0]
         nbytes = self._chunk_bytes if self._has_one_chunk_per_band else self._band_bytes
@@ -309,7 +309,7 @@ class ZarrArray:
         for number in range(start // length, -(-stop // length)):
             band_start = number * length
             first, last = max(start, band_start), min(stop, band_start + length)
-            band = self._store.cache_band(self._name, number, nbytes, lambda number=number: self._read_band(number))
+            band = self._store.get_band(self._name, number, nbytes, lambda number=number: self._read_band(number))
             rows[first - start : last - start] = band[first - band_start : last - band_start]
         return rows
 
@@ -327,21 +327,21 @@ class ZarrArray:
     def _read_chunk(self, coordinates: tuple[int, ...]) -> np.ndarray:
         """Read a chunk, without the rows and columns that lie outside the array."""
         shape, dtype, chunks, fill_value, order, codec, *_ = self.spec
-        file = f"{self._name}/{self.spec.chunk_name(coordinates)}"
+        file = f"{self._name}/{self.spec.format_chunk_name(coordinates)}"
         if file not in self._store.sizes:
             return np.broadcast_to(fill_value, tuple(map(min, chunks, shape)))
         # A chunk file may be a little longer than its decoded data, because compressors lengthen incompressible data.
-        body = self._store.read(file, self._chunk_bytes + self._chunk_bytes // 8 + 4096)
-        decoded = decode(f"{self._store.name}: {file}", codec, body, self._chunk_bytes)
+        body = self._store.read_file(file, self._chunk_bytes + self._chunk_bytes // 8 + 4096)
+        decoded = decode_chunk(f"{self._store.name}: {file}", codec, body, self._chunk_bytes)
         return decoded.view(dtype).reshape(chunks, order=order)[tuple(map(slice, shape))]  # type: ignore[arg-type]
 
 
-def _parse_spec(where: str, store: Store, name: str) -> ArraySpec:
+def _read_array_metadata(where: str, store: ZarrStore, name: str) -> ArrayMetadata:
     """Parse and check the metadata of an array of format 2 or 3."""
     is_v2 = f"{name}/.zarray" in store.sizes
     file = ".zarray" if is_v2 else "zarr.json"
-    metadata = parse_json(f"{where}/{file}", store.read(f"{name}/{file}", MAX_JSON_BYTES))
-    spec = _parse_v2(where, metadata) if is_v2 else _parse_v3(where, metadata)
+    metadata = parse_json(f"{where}/{file}", store.read_file(f"{name}/{file}", MAX_JSON_BYTES))
+    spec = _parse_v2_metadata(where, metadata) if is_v2 else _parse_v3_metadata(where, metadata)
     if len(spec.shape) != len(spec.chunks) or not spec.shape:
         got = f"shape {spec.shape}, chunks {spec.chunks}"
         raise dataset_error(where, "an axis of steps, and chunks for every axis", got)
@@ -360,20 +360,20 @@ def _parse_spec(where: str, store: Store, name: str) -> ArraySpec:
     return spec._replace(fill_value=fill_value)
 
 
-def _parse_v2(where: str, metadata: dict[str, Any]) -> ArraySpec:
-    """Parse the metadata of format 2; `_parse_spec` checks the values that both formats have."""
+def _parse_v2_metadata(where: str, metadata: dict[str, Any]) -> ArrayMetadata:
+    """Parse the metadata of format 2; `_read_array_metadata` checks the values that both formats have."""
     dtype = _parse_dtype(where, metadata.get("dtype"), _V2_DTYPE)
     order, filters, codec = (metadata.get(key) for key in ("order", "filters", "compressor"))
     if order not in ("C", "F") or filters:
         raise dataset_error(where, "order C or F, and no filters", f"order {order!r}, filters {reprlib.repr(filters)}")
     codec = codec.get("id", "") if isinstance(codec, dict) else codec
     separator = metadata.get("dimension_separator", ".")
-    shape, chunks = _parse_extents(where, metadata.get("shape"), metadata.get("chunks"))
-    return ArraySpec(shape, dtype, chunks, None, order, codec, "", separator)
+    shape, chunks = _parse_shape_and_chunks(where, metadata.get("shape"), metadata.get("chunks"))
+    return ArrayMetadata(shape, dtype, chunks, None, order, codec, "", separator)
 
 
-def _parse_v3(where: str, metadata: dict[str, Any]) -> ArraySpec:
-    """Parse the metadata of format 3; `_parse_spec` checks the values that both formats have."""
+def _parse_v3_metadata(where: str, metadata: dict[str, Any]) -> ArrayMetadata:
+    """Parse the metadata of format 3; `_read_array_metadata` checks the values that both formats have."""
     dtype = _parse_dtype(where, metadata.get("data_type"), _V3_DTYPE)
     grid, grid_settings = _parse_extension(where, "chunk_grid", metadata.get("chunk_grid"))
     encoding, encoding_settings = _parse_extension(where, "chunk_key_encoding", metadata.get("chunk_key_encoding"))
@@ -391,11 +391,11 @@ def _parse_v3(where: str, metadata: dict[str, Any]) -> ArraySpec:
     codec = compressors[0][0] if compressors else None
     separator = encoding_settings.get("separator", "/" if encoding == "default" else ".")
     chunk_prefix = f"c{separator}" if encoding == "default" else ""
-    shape, chunks = _parse_extents(where, metadata.get("shape"), grid_settings.get("chunk_shape"))
-    return ArraySpec(shape, dtype, chunks, None, "C", codec, chunk_prefix, separator)
+    shape, chunks = _parse_shape_and_chunks(where, metadata.get("shape"), grid_settings.get("chunk_shape"))
+    return ArrayMetadata(shape, dtype, chunks, None, "C", codec, chunk_prefix, separator)
 
 
-def _parse_extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _parse_shape_and_chunks(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return parse_sizes(f"{where}: shape", shape), parse_sizes(f"{where}: chunks", chunks, 1)
 
 
@@ -451,16 +451,16 @@ def from_zarr(
         seed: the seed of the new buffer.
     """
     with open_store(Path(path)) as store:
-        source = _StoreSource(store)
+        source = _ZarrSource(store)
         return fill_from_rows(
             "from_zarr", source, buffer, columns, None, final_obs, sampler=sampler, device=device, seed=seed
         )
 
 
-class _StoreSource(RowSource):
+class _ZarrSource(RowSource):
     """The rows of a store: the arrays in `data`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ZarrStore) -> None:
         self._store, self.name, self.nbytes = store, store.name, store.nbytes
         self._arrays = {name: ZarrArray(store, f"data/{name}") for name in _find_arrays(store, "data/")}
         if not self._arrays or not _has_array(store, "meta/episode_ends"):
@@ -472,11 +472,11 @@ class _StoreSource(RowSource):
             if array.spec.shape[0] != self._ends[-1]:
                 expected = f"{self._ends[-1]} rows, the last of meta/episode_ends"
                 raise dataset_error(array.where, expected, array.spec.shape)
-        if not any(array.is_complete for array in self._arrays.values()):
+        if not any(array.has_all_chunks for array in self._arrays.values()):
             raise dataset_error(store.name, "an array whose chunks are all stored", "only arrays with missing chunks")
         self._fields = _read_saved_fields(store)
 
-    def columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
+    def describe_columns(self, user_columns: Columns) -> dict[str, ColumnSpec]:
         return {
             name: ColumnSpec(
                 array.spec.shape[1:],
@@ -486,57 +486,57 @@ class _StoreSource(RowSource):
             for name, array in self._arrays.items()
         }
 
-    def rows(self, columns: Sequence[str], count: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    def read_rows(self, columns: Sequence[str], max_rows: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         total = int(self._ends[-1])
-        for start in range(0, total, count):
-            stop = min(start + count, total)
-            values = {column: self._arrays[column].read(start, stop) for column in columns}
+        for start in range(0, total, max_rows):
+            stop = min(start + max_rows, total)
+            values = {column: self._arrays[column].read_rows(start, stop) for column in columns}
             yield np.searchsorted(self._ends, np.arange(start, stop), "right"), values
 
-    def final_obs(self, obs: list[str]) -> Callable[[int], dict[str, Any]] | None:
-        if not all(_has_array(self._store, f"meta/final_obs/{name}") for name in obs):
+    def make_final_obs_reader(self, obs_columns: list[str]) -> Callable[[int], dict[str, Any]] | None:
+        if not all(_has_array(self._store, f"meta/final_obs/{name}") for name in obs_columns):
             return None
-        arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in obs}
+        arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in obs_columns}
         for name, array in arrays.items():
             obs_spec = self._arrays[name].spec
             shape = (len(self._ends), *obs_spec.shape[1:])
             if array.spec.shape != shape or array.spec.dtype != obs_spec.dtype:
                 expected = f"shape {shape}, and the dtype of data/{name}"
                 raise dataset_error(array.where, expected, f"shape {array.spec.shape}")
-        return lambda number: {name: array.read(number, number + 1) for name, array in arrays.items()}
+        return lambda number: {name: array.read_rows(number, number + 1) for name, array in arrays.items()}
 
 
-def _find_arrays(store: Store, prefix: str) -> list[str]:
+def _find_arrays(store: ZarrStore, prefix: str) -> list[str]:
     names = set()
     for name in store.sizes:
         if name.startswith(prefix) and name.endswith("/.zarray"):
             names.add(name[len(prefix) : -len("/.zarray")])
         elif name.startswith(prefix) and name.endswith("/zarr.json"):
-            metadata = parse_json(f"{store.name}: {name}", store.read(name, MAX_JSON_BYTES))
+            metadata = parse_json(f"{store.name}: {name}", store.read_file(name, MAX_JSON_BYTES))
             if metadata.get("node_type") == "array":
                 names.add(name[len(prefix) : -len("/zarr.json")])
     return sorted(names)
 
 
-def _has_array(store: Store, name: str) -> bool:
+def _has_array(store: ZarrStore, name: str) -> bool:
     return f"{name}/.zarray" in store.sizes or f"{name}/zarr.json" in store.sizes
 
 
-def _read_episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
-    spec, max_bytes = array.spec, decode_budget(nbytes)
+def _read_episode_ends(array: ZarrArray, dataset_bytes: int) -> np.ndarray:
+    spec, max_bytes = array.spec, compute_decoding_limit(dataset_bytes)
     if len(spec.shape) != 1 or spec.dtype.kind not in "iu" or not spec.shape[0] or 32 * spec.shape[0] > max_bytes:
         raise dataset_error(array.where, "a list of whole numbers", f"{spec.dtype} of shape {spec.shape}")
-    ends = array.read(0, spec.shape[0]).astype(np.int64)
+    ends = array.read_rows(0, spec.shape[0]).astype(np.int64)
     if ends[0] < 1 or (np.diff(ends) < 1).any():
         raise dataset_error(array.where, "numbers that grow, from 1 on", reprlib.repr(ends.tolist()))
     return ends
 
 
-def _read_saved_fields(store: Store) -> Mapping[str, FieldPath]:
+def _read_saved_fields(store: ZarrStore) -> Mapping[str, FieldPath]:
     if ".zattrs" not in store.sizes:
         return {}
     where = f"{store.name}: .zattrs"
-    fields = parse_json(where, store.read(".zattrs", MAX_JSON_BYTES)).get(_FIELDS_ATTRIBUTE, {})
+    fields = parse_json(where, store.read_file(".zattrs", MAX_JSON_BYTES)).get(_FIELDS_ATTRIBUTE, {})
     if not isinstance(fields, dict):
         raise dataset_error(where, f"an object in {_FIELDS_ATTRIBUTE!r}", reprlib.repr(fields))
     for path in fields.values():
@@ -563,35 +563,35 @@ def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
         replay: a replay buffer in time order, with at least one step.
         path: the folder, or the .zip, which must not exist.
     """
-    require_ordered("to_zarr", replay)
+    require_time_order("to_zarr", replay)
     check_nonempty("to_zarr", len(replay))
     with write_atomically("to_zarr", path) as unfinished:
         if unfinished.suffix == ".zip":
             with zipfile.ZipFile(unfinished, "x") as archive:
-                _write_store(replay, archive.writestr)
+                _write_arrays(replay, archive.writestr)
             return
 
         def write(name: str, body: bytes) -> None:
             (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
             (unfinished / name).write_bytes(body)
 
-        _write_store(replay, write)
+        _write_arrays(replay, write)
 
 
-def _write_store(replay: ReplayBuffer, write: WriteFile) -> None:
-    arrays: dict[str, _ArrayWriter] = {}
+def _write_arrays(replay: ReplayBuffer, write: WriteFile) -> None:
+    arrays: dict[str, _ZarrArrayWriter] = {}
     names: dict[FieldPath, str] = {}
     steps = 0
 
     def append(name: str, rows: np.ndarray) -> None:
         if name not in arrays:
-            arrays[name] = _ArrayWriter(write, name, rows)
-        arrays[name].append(rows)
+            arrays[name] = _ZarrArrayWriter(write, name, rows)
+        arrays[name].append_rows(rows)
 
-    for episode in episode_arrays(replay):
+    for episode in read_episode_arrays(replay):
         final = slice_leaves(episode.pop("next_obs"), slice(-1, None))
         leaves = dict(iter_leaves((), episode))
-        names = names or _name_arrays(leaves)
+        names = names or _choose_array_names(leaves)
         for path, rows in leaves.items():
             append(f"data/{names[path]}", rows)
         for path, rows in iter_leaves(("obs",), final):
@@ -599,20 +599,20 @@ def _write_store(replay: ReplayBuffer, write: WriteFile) -> None:
         steps += len(episode["terminated"])
         append("meta/episode_ends", np.array([steps]))
     for array in arrays.values():
-        array.finish()
+        array.write_metadata()
     for group in ("", "data/", "meta/", "meta/final_obs/"):
         write(f"{group}.zgroup", to_json({"zarr_format": 2}))
     write(".zattrs", to_json({_FIELDS_ATTRIBUTE: {name: list(path) for path, name in names.items()}}))
 
 
-def _name_arrays(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
+def _choose_array_names(leaves: Mapping[FieldPath, Any]) -> dict[FieldPath, str]:
     """Return the array name of each leaf: short if it is unique, otherwise the whole path."""
     short_names = {parts: "_".join(parts[1:] if parts[0] == "obs" and parts[1:] else parts) for parts in leaves}
     name_counts = Counter(short_names.values())
     return {parts: name if name_counts[name] == 1 else ".".join(parts) for parts, name in short_names.items()}
 
 
-class _ArrayWriter:
+class _ZarrArrayWriter:
     """Writes an array chunk by chunk, along its first axis."""
 
     def __init__(self, write: WriteFile, name: str, rows: np.ndarray) -> None:
@@ -623,7 +623,7 @@ class _ArrayWriter:
         self._rows = 0
         self._codec = import_extra("numcodecs", "zarr").Blosc("lz4", clevel=5, shuffle=1)
 
-    def append(self, rows: np.ndarray) -> None:
+    def append_rows(self, rows: np.ndarray) -> None:
         length = len(self._chunk)
         while len(rows):
             start = self._rows % length
@@ -632,16 +632,16 @@ class _ArrayWriter:
             self._rows += len(part)
             rows = rows[len(part) :]
             if self._rows % length == 0:
-                self._flush()
+                self._write_chunk()
 
-    def _flush(self) -> None:
+    def _write_chunk(self) -> None:
         coordinates = ((self._rows - 1) // len(self._chunk), *(0 for _ in self._row_shape))
         self._write(f"{self._name}/{'.'.join(map(str, coordinates))}", bytes(self._codec.encode(self._chunk)))
         self._chunk[...] = 0
 
-    def finish(self) -> None:
+    def write_metadata(self) -> None:
         if self._rows % len(self._chunk):
-            self._flush()
+            self._write_chunk()
         metadata = {
             "zarr_format": 2,
             "shape": [self._rows, *self._row_shape],

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.inspector.source import ENDS, Episodes, ReportSource
+from relive.inspector.source import ENDS, EpisodeSpans, ReportSource
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path
 from relive.statistics.episodes import EpisodeStats
@@ -43,40 +43,40 @@ class Measurements(NamedTuple):
     """How each episode stopped, as an index into `ENDS` [E]."""
 
 
-def measure(source: ReportSource) -> Measurements:
+def measure_source(source: ReportSource) -> Measurements:
     """Measure all rows, in one pass."""
-    fields = {path: _RunningFigures(math.prod(shape)) for path, (shape, _) in source.columns.items()}
+    fields = {path: _FieldStats(math.prod(shape)) for path, (shape, _) in source.columns.items()}
     rewards = [path for path in source.columns if path[0] == "reward"]
     step_paths = [*rewards, *(path for path in _FLAGS if path in source.columns)]
     step_columns: dict[Path, list[np.ndarray]] = {path: [] for path in step_paths}
-    for start, stop, reads_all_fields in _plan_stretches(source):
+    for start, stop, reads_all_fields in _plan_row_ranges(source):
         leaves = source.read(start, stop, source.columns if reads_all_fields else step_paths)
         for path in step_paths:
-            step_columns[path].append(_to_matrix(leaves[path]))
+            step_columns[path].append(_flatten_to_matrix(leaves[path]))
         for path, leaf in leaves.items() if reads_all_fields else ():
-            fields[path].update(_to_matrix(leaf), source.length)
+            fields[path].add_block(_flatten_to_matrix(leaf), source.length)
     steps = None
     if rewards and source.length:
         whole_columns = {path: np.concatenate(blocks) for path, blocks in step_columns.items()}
         # Rewards of several agents are summed, so that returns equal the returns of EpisodeStats.
         reward = sum((whole_columns[path].sum(1) for path in rewards), np.zeros(1))
         steps = StepColumns(reward, *(whole_columns[path][:, 0] != 0 for path in _FLAGS))
-    returns, ends = _episode_outcomes(source.episodes, steps)
+    returns, ends = _find_episode_outcomes(source.episodes, steps)
     report = {
         "source": source.facts,
         "read": {"rows": max((numbers.rows for numbers in fields.values()), default=0), "of": source.length},
-        "episodes": _episode_figures(source, steps, returns, ends),
+        "episodes": _summarise_episodes(source, steps, returns, ends),
         "chains": asdict(source.continuity),
-        "reward": None if steps is None else _reward_figures(steps.reward),
+        "reward": None if steps is None else _summarise_rewards(steps.reward),
         "fields": [_describe_field(path, *source.columns[path], numbers) for path, numbers in fields.items()],
-        "fit": _explained_variance(fields),
-        "priorities": _priority_figures(source.priority_mass),
-        "reuse": _reuse_figures(source),
+        "fit": _compute_explained_variance(fields),
+        "priorities": _summarise_priorities(source.priority_mass),
+        "reuse": _summarise_reuse(source),
     }
     return Measurements(report, returns, ends)
 
 
-def _plan_stretches(source: ReportSource) -> list[tuple[int, int, bool]]:
+def _plan_row_ranges(source: ReportSource) -> list[tuple[int, int, bool]]:
     """Split the rows into ranges (start, stop, whether to read all fields), to read about `READ_VALUES` numbers."""
     values_per_row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
@@ -87,14 +87,14 @@ def _plan_stretches(source: ReportSource) -> list[tuple[int, int, bool]]:
     return [(start, stop, i % stretch_stride == 0) for i, (start, stop) in enumerate(stretches)]
 
 
-def _to_matrix(leaf: torch.Tensor) -> np.ndarray:
+def _flatten_to_matrix(leaf: torch.Tensor) -> np.ndarray:
     """Convert a leaf [B, …] to float64 [B, D]."""
     if leaf.is_complex():
         leaf = leaf.abs()
     return leaf.reshape(len(leaf), -1).to(torch.float64).numpy()
 
 
-class _RunningFigures:
+class _FieldStats:
     """Running figures of a field per dimension [D], and a sample of rows for histograms."""
 
     def __init__(self, size: int) -> None:
@@ -107,8 +107,8 @@ class _RunningFigures:
         self.sum, self.squares = np.zeros(size), np.zeros(size)
         self.sample: list[np.ndarray] = []
 
-    def update(self, block: np.ndarray, rows: int) -> None:
-        """Add a block [B, D]; the field has `rows` rows in all."""
+    def add_block(self, block: np.ndarray, num_rows: int) -> None:
+        """Add a block [B, D]; the field has `num_rows` rows in all."""
         is_finite = np.isfinite(block)
         all_finite = is_finite.all()
         if not all_finite:
@@ -125,12 +125,12 @@ class _RunningFigures:
         self.sum += shifted.sum(0)
         self.squares += (shifted * shifted).sum(0)
         self.finite += is_finite.sum(0)
-        stride = max(math.ceil(rows * block.shape[1] / _MAX_SAMPLE_VALUES), 1)
+        stride = max(math.ceil(num_rows * block.shape[1] / _MAX_SAMPLE_VALUES), 1)
         self.sample.append(block[-self.rows % stride :: stride])
         self.rows += len(block)
 
     @property
-    def values(self) -> np.ndarray:
+    def sampled_values(self) -> np.ndarray:
         """The sampled rows [K, D]."""
         return np.concatenate(self.sample) if self.sample else np.zeros((0, len(self.low)))
 
@@ -155,35 +155,35 @@ class _RunningFigures:
         return (self.low == self.high) & (self.finite == self.rows) & (self.rows > 1)
 
 
-def _describe_field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _RunningFigures) -> dict[str, Any]:
-    name, values, size = path_name(path), numbers.values, len(numbers.low)
+def _describe_field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, stats: _FieldStats) -> dict[str, Any]:
+    name, values, size = path_name(path), stats.sampled_values, len(stats.low)
     return {
         "name": name,
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
-        "rows": numbers.rows,
-        **numbers.summarise(slice(None)),
-        "constant": int(numbers.is_constant.sum()),
+        "rows": stats.rows,
+        **stats.summarise(slice(None)),
+        "constant": int(stats.is_constant.sum()),
         "discrete": not (dtype.is_floating_point or dtype.is_complex),
-        "histogram": histogram(values),
+        "histogram": compute_histogram(values),
         "dimensions": [
             {
-                "name": element_name(name, shape, i),
-                **numbers.summarise(slice(i, i + 1)),
-                "constant": bool(numbers.is_constant[i]),
-                "histogram": histogram(values[:, i]),
+                "name": format_element_name(name, shape, i),
+                **stats.summarise(slice(i, i + 1)),
+                "constant": bool(stats.is_constant[i]),
+                "histogram": compute_histogram(values[:, i]),
             }
             for i in (range(size) if shape and size <= _MAX_DIMENSIONS else ())
         ],
     }
 
 
-def element_name(name: str, shape: tuple[int, ...], i: int) -> str:
-    """Return the name of the i-th number of a field: `obs[3]`, or `obs[1, 2]`."""
-    return f"{name}[{', '.join(map(str, np.unravel_index(i, shape)))}]" if shape else name
+def format_element_name(name: str, shape: tuple[int, ...], index: int) -> str:
+    """Return the name of the number at a flat index of a field: `obs[3]`, or `obs[1, 2]`."""
+    return f"{name}[{', '.join(map(str, np.unravel_index(index, shape)))}]" if shape else name
 
 
-def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
+def compute_histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
     """Count the finite values: per value if there are few or small integers, otherwise per bin."""
     finite = values[np.isfinite(values)]
     if not len(finite):
@@ -206,7 +206,7 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
-def _episode_outcomes(episodes: Episodes | None, steps: StepColumns | None) -> tuple[np.ndarray, np.ndarray]:
+def _find_episode_outcomes(episodes: EpisodeSpans | None, steps: StepColumns | None) -> tuple[np.ndarray, np.ndarray]:
     """Compute the return of every episode [E], and how it stopped, as an index into `ENDS` [E]."""
     if episodes is None or steps is None or not len(episodes):
         return np.zeros(0), np.zeros(0, np.int64)
@@ -216,11 +216,11 @@ def _episode_outcomes(episodes: Episodes | None, steps: StepColumns | None) -> t
     return np.add.reduceat(steps.reward, episodes.start), ends
 
 
-def _episode_figures(
+def _summarise_episodes(
     source: ReportSource, steps: StepColumns | None, returns: np.ndarray, ends: np.ndarray
 ) -> dict[str, Any] | None:
     episodes = source.episodes
-    stats = None if source.stats is None else _stats_figures(source.stats)
+    stats = None if source.stats is None else _summarise_stats(source.stats)
     if episodes is None or steps is None:
         return None if stats is None else {"stats": stats}
     is_complete = episodes.has_start & (ends <= 1)
@@ -232,18 +232,21 @@ def _episode_figures(
         "ends": {name: int((ends == i).sum()) for i, name in enumerate(ENDS)},
         "stopped": int((ends != ENDS.index("running")).sum()),
         "both_flags": int((steps.terminated & steps.truncated).sum()),
-        "returns": _summarise(returns[is_complete]),
-        "lengths": _summarise(lengths[is_complete]),
+        "returns": _summarise_values(returns[is_complete]),
+        "lengths": _summarise_values(lengths[is_complete]),
         "curve": _summarise_curve(returns[is_complete][order]),
         "stats": stats,
     }
 
 
-def _summarise(values: np.ndarray) -> dict[str, Any] | None:
+def _summarise_values(values: np.ndarray) -> dict[str, Any] | None:
     if not len(values):
         return None
     figures = {"min": values.min(), "mean": values.mean(), "median": np.median(values), "max": values.max()}
-    return {**{name: finite_or_none(x) for name, x in figures.items()}, "histogram": histogram(values.astype(float))}
+    return {
+        **{name: finite_or_none(x) for name, x in figures.items()},
+        "histogram": compute_histogram(values.astype(float)),
+    }
 
 
 def finite_or_none(value: Any) -> float | None:
@@ -261,43 +264,43 @@ def _summarise_curve(values: np.ndarray) -> dict[str, list[Any]] | None:
     return {"at": np.cumsum([len(part) for part in bins]).tolist(), **figures}
 
 
-def _stats_figures(stats: EpisodeStats) -> dict[str, Any]:
+def _summarise_stats(stats: EpisodeStats) -> dict[str, Any]:
     """Return the figures of an EpisodeStats, which include episodes that are no longer stored."""
     window = {name: column.cpu().numpy() for name, column in stats.episodes().items()}
     return {
         "episodes": stats.num_episodes,
         "window": len(window["return"]),
         "steps": stats.num_steps,
-        "returns": _summarise(window["return"]),
-        "lengths": _summarise(window["length"]),
+        "returns": _summarise_values(window["return"]),
+        "lengths": _summarise_values(window["length"]),
         "curve": _summarise_curve(window["return"]),
         "terminated": int(window["terminated"].sum()),
         "truncated": int(window["truncated"].sum()),
         "reasons": {name: int(window[name].sum()) for name in stats.reasons},
-        "metrics": {name: _summarise(window[name]) for name in stats.metrics},
+        "metrics": {name: _summarise_values(window[name]) for name in stats.metrics},
     }
 
 
-def _reward_figures(reward: np.ndarray) -> dict[str, Any]:
+def _summarise_rewards(reward: np.ndarray) -> dict[str, Any]:
     return {
         "rows": len(reward),
         "zero": int((reward == 0).sum()),
         "nonfinite": int((~np.isfinite(reward)).sum()),
         "constant": float(reward[0]) if len(reward) > 1 and bool((reward == reward[0]).all()) else None,
-        "histogram": histogram(reward),
+        "histogram": compute_histogram(reward),
     }
 
 
-def _explained_variance(fields: dict[Path, _RunningFigures]) -> float | None:
+def _compute_explained_variance(fields: dict[Path, _FieldStats]) -> float | None:
     """Return the share of the variance of the returns that the values explain; None unless a rollout has both."""
     if ("value",) not in fields or ("return",) not in fields:
         return None
-    value, target = fields["value",].values, fields["return",].values
+    value, target = fields["value",].sampled_values, fields["return",].sampled_values
     variance = float(target.var()) if target.size else 0.0
     return 1 - float((target - value).var()) / variance if variance > 0 else None
 
 
-def _priority_figures(priority_mass: torch.Tensor | None) -> dict[str, Any] | None:
+def _summarise_priorities(priority_mass: torch.Tensor | None) -> dict[str, Any] | None:
     if priority_mass is None:
         return None
     mass = priority_mass.double().numpy()
@@ -314,11 +317,11 @@ def _priority_figures(priority_mass: torch.Tensor | None) -> dict[str, Any] | No
         "largest": float(sorted_shares[0]) if len(sorted_shares) else None,
         "ranks": ranks.tolist(),
         "cumulative": cumulative[ranks - 1].tolist(),
-        "relative": histogram(np.log10(mass[mass > 0] / mass.mean())) if total > 0 else None,
+        "relative": compute_histogram(np.log10(mass[mass > 0] / mass.mean())) if total > 0 else None,
     }
 
 
-def _reuse_figures(source: ReportSource) -> dict[str, Any] | None:
+def _summarise_reuse(source: ReportSource) -> dict[str, Any] | None:
     if "sampler" not in source.facts:
         return None
     if source.draw_counts is None or not len(source.draw_counts):
@@ -329,6 +332,6 @@ def _reuse_figures(source: ReportSource) -> dict[str, Any] | None:
         "max": int(draws.max()),
         "never": int((draws == 0).sum()),
         "rows": len(draws),
-        "histogram": histogram(draws),
+        "histogram": compute_histogram(draws),
     }
     return {**source.reuse, "counted": draw_counts}

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.inspector.measures import Measurements, element_name, finite_or_none
+from relive.inspector.measures import Measurements, finite_or_none, format_element_name
 from relive.inspector.source import ENDS, ReportSource
-from relive.inspector.text import end_texts, fact_texts, percent, reuse_lines, share_text
+from relive.inspector.text import format_ends, format_facts, format_percent, format_share, make_reuse_lines
 from relive.schema.conversion import path_name
 from relive.schema.fields import Path as FieldPath
 
@@ -36,7 +36,7 @@ def is_picture(shape: tuple[int, ...], dtype: str) -> bool:
     return dtype == "uint8" and 2 <= len(shape) <= 4 and sides[0] >= _MIN_PICTURE_SIDE
 
 
-def to_frame(row: np.ndarray) -> np.ndarray:
+def make_frame(row: np.ndarray) -> np.ndarray:
     """Return the image of a row, [H, W] grey or [H, W, 3]; of stacked frames the newest."""
     picture = row[..., -1] if row.ndim == 4 else row
     if picture.ndim == 3:
@@ -74,9 +74,9 @@ _SERIES_ORDER = ("reward", "value", "advantage", "return", "action", "obs")
 _UNORDERED_ROWS = 64
 
 
-def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[str, Any]:
+def read_shown_episodes(source: ReportSource, measurements: Measurements) -> dict[str, Any]:
     """Read the episodes that the page shows step by step, as many as fit in a small file."""
-    spans = _choose_spans(source, measurements)
+    spans = _choose_episode_spans(source, measurements)
     forms = {path: (shape, str(dtype).removeprefix("torch.")) for path, (shape, dtype) in source.columns.items()}
     pictures = [path for path, form in forms.items() if is_picture(*form)]
     rank = {name: i for i, name in enumerate(_SERIES_ORDER)}
@@ -85,7 +85,8 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
     series = [(path, i) for path in plotted_paths for i in range(math.prod(forms[path][0]))]
     shown_series = series[:_MAX_SERIES]
     nbytes = sum(
-        _row_frame(source, path, torch.zeros(forms[path][0], dtype=torch.uint8, device="cpu")).size for path in pictures
+        _make_row_frame(source, path, torch.zeros(forms[path][0], dtype=torch.uint8, device="cpu")).size
+        for path in pictures
     )
     frames = min(max(_MAX_FRAME_BYTES // max(nbytes * len(spans), 1), _FRAMES_PER_EPISODE[0]), _FRAMES_PER_EPISODE[1])
     num_steps_left, chosen_episodes = _MAX_STEPS, []
@@ -99,12 +100,12 @@ def choose_episodes(source: ReportSource, measurements: Measurements) -> dict[st
         "episodes": chosen_episodes,
         "of": 0 if source.episodes is None else len(source.episodes),
         "ordered": source.episodes is not None,
-        "series": [element_name(path_name(path), forms[path][0], i) for path, i in shown_series],
+        "series": [format_element_name(path_name(path), forms[path][0], i) for path, i in shown_series],
         "left_out": len(series) - len(shown_series),
     }
 
 
-def _choose_spans(source: ReportSource, measurements: Measurements) -> list[dict[str, Any]]:
+def _choose_episode_spans(source: ReportSource, measurements: Measurements) -> list[dict[str, Any]]:
     """Choose episodes to show: newest, best, worst, longest, then evenly spaced; or stretches of unordered rows."""
     episodes = source.episodes
     if episodes is None:
@@ -134,60 +135,60 @@ def _choose_spans(source: ReportSource, measurements: Measurements) -> list[dict
 def _read_episode(
     source: ReportSource,
     span: dict[str, Any],
-    first: int,
+    first_row: int,
     series: list[tuple[FieldPath, int]],
-    pictures: list[FieldPath],
-    frames: int,
+    picture_paths: list[FieldPath],
+    num_frames: int,
 ) -> dict[str, Any]:
     start, stop = span["start"], span["stop"]
-    leaves = source.read(first, stop, list(dict.fromkeys(path for path, _ in series)))
-    columns = [leaves[path].reshape(stop - first, -1)[:, i] for path, i in series]
+    leaves = source.read(first_row, stop, list(dict.fromkeys(path for path, _ in series)))
+    columns = [leaves[path].reshape(stop - first_row, -1)[:, i] for path, i in series]
     numbers = [(x.abs() if x.is_complex() else x).float().numpy().astype("<f4") for x in columns]
-    frame_rows = np.unique(np.linspace(first, stop - 1, frames).astype(int)).tolist()
+    frame_rows = np.unique(np.linspace(first_row, stop - 1, num_frames).astype(int)).tolist()
     return {
         **{name: value for name, value in span.items() if name not in ("start", "stop")},
         "row": start,
         "length": stop - start,
-        "first": first - start,
+        "first": first_row - start,
         "series": [base64.b64encode(x.tobytes()).decode() for x in numbers],
-        "frames": [_draw_frames(source, path, frame_rows, first) for path in pictures],
+        "frames": [_draw_frames(source, path, frame_rows, first_row) for path in picture_paths],
     }
 
 
-def _draw_frames(source: ReportSource, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
+def _draw_frames(source: ReportSource, path: FieldPath, rows: list[int], first_row: int) -> dict[str, Any]:
     """Draw the images of some rows side by side in one PNG."""
-    pictures = [_row_frame(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
+    pictures = [_make_row_frame(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
     png_text = base64.b64encode(encode_png(np.concatenate(pictures, 1))).decode()
     return {
         "name": path_name(path),
-        "at": [row - first for row in rows],
+        "at": [row - first_row for row in rows],
         "height": pictures[0].shape[0],
         "width": pictures[0].shape[1],
         "png": f"data:image/png;base64,{png_text}",
     }
 
 
-def _row_frame(source: ReportSource, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
+def _make_row_frame(source: ReportSource, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
     axis = source.stacks.get(path)
-    return to_frame((leaf if axis is None else leaf.select(axis, -1)).numpy())
+    return make_frame((leaf if axis is None else leaf.select(axis, -1)).numpy())
 
 
-def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | None) -> None:
+def write_page(path: Path, report: dict[str, Any], episodes: dict[str, Any] | None) -> None:
     """Write the page; names and texts from a file are data in it, never markup."""
     assets = files("relive.inspector").joinpath("assets")
     template, style, script = (
         assets.joinpath(name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
     )
-    source = contents["source"]
+    source = report["source"]
     inspection_time = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     title = " · ".join(filter(None, (source["kind"], source.get("path", source.get("id")), inspection_time)))
-    data = {**contents, "inspected": inspection_time, "texts": _page_texts(contents), "browser": episodes}
+    data = {**report, "inspected": inspection_time, "texts": _make_page_texts(report), "browser": episodes}
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     parts = {
         "title": html.escape(title),
         "style": style,
         "script": script,
-        "policy": f"default-src 'none'; script-src {_policy_hash(script)}; style-src {_policy_hash(style)}; "
+        "policy": f"default-src 'none'; script-src {_hash_for_policy(script)}; style-src {_hash_for_policy(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
         # Special characters are escaped, so that an HTML parser finds no tag or comment in the data.
         "data": re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text),
@@ -196,26 +197,26 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
     path.write_text(re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template), "utf-8")
 
 
-def _page_texts(contents: dict[str, Any]) -> dict[str, Any]:
+def _make_page_texts(report: dict[str, Any]) -> dict[str, Any]:
     """Return the texts that the page shares with the terminal and the warnings."""
-    episodes, reward, priorities = contents["episodes"] or {}, contents["reward"], contents["priorities"]
+    episodes, reward, priorities = report["episodes"] or {}, report["reward"], report["priorities"]
     stats = episodes.get("stats")
     texts: dict[str, Any] = {
-        "facts": list(fact_texts(contents["source"])),
-        "reuse": [(line.name, line.text) for line in reuse_lines(contents["reuse"] or {}) if line.text],
+        "facts": list(format_facts(report["source"])),
+        "reuse": [(line.name, line.text) for line in make_reuse_lines(report["reuse"] or {}) if line.text],
     }
     if "ends" in episodes:
-        texts["ends"] = end_texts(episodes["ends"], episodes["stopped"])
+        texts["ends"] = format_ends(episodes["ends"], episodes["stopped"])
     if stats is not None:
-        texts["stats_ends"] = end_texts({name: stats[name] for name in ("terminated", "truncated")}, stats["window"])
-        texts["reasons"] = [[name, share_text(count, stats["window"])] for name, count in stats["reasons"].items()]
+        texts["stats_ends"] = format_ends({name: stats[name] for name in ("terminated", "truncated")}, stats["window"])
+        texts["reasons"] = [[name, format_share(count, stats["window"])] for name, count in stats["reasons"].items()]
     if reward is not None:
-        texts["zero"] = percent(reward["zero"] / reward["rows"])
+        texts["zero"] = format_percent(reward["zero"] / reward["rows"])
     if priorities is not None and priorities["effective"] is not None:
-        texts["effective"] = percent(priorities["effective"] / priorities["rows"])
-        texts["cumulative"] = [percent(min(share, 1.0)) for share in priorities["cumulative"]]
+        texts["effective"] = format_percent(priorities["effective"] / priorities["rows"])
+        texts["cumulative"] = [format_percent(min(share, 1.0)) for share in priorities["cumulative"]]
     return texts
 
 
-def _policy_hash(text: str) -> str:
+def _hash_for_policy(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -12,12 +12,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relive.datasets.minari import dataset_folder, open_dataset
+from relive.datasets.minari import find_dataset_folder, open_dataset
 from relive.errors import escape_controls
-from relive.inspector.measures import measure
+from relive.inspector.measures import measure_source
 from relive.inspector.saved import load_read_only
-from relive.inspector.source import buffer_source, dataset_source
-from relive.inspector.text import episode_lines, fact_texts, find_warnings, number, type_text
+from relive.inspector.source import make_buffer_source, make_dataset_source
+from relive.inspector.text import find_warnings, format_facts, format_number, format_type, make_episode_lines
 from relive.statistics.episodes import EpisodeStats
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ class Report:
         return json.dumps(self._contents, indent=indent, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
-        from relive.inspector.terminal import render  # noqa: PLC0415
+        from relive.inspector.terminal import render_report  # noqa: PLC0415
 
-        return render(self._contents)
+        return render_report(self._contents)
 
     def __str__(self) -> str:
         try:
             from rich.console import Console  # noqa: PLC0415
         except ImportError:
-            return text_card(self._card())
+            return format_text_card(self._make_card())
         console = Console(file=StringIO(), width=120, highlight=False, color_system=None)
         console.print(self)
         lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
@@ -63,18 +63,22 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_card(self._card())
+        return format_html_card(self._make_card())
 
-    def _card(self) -> Card:
+    def _make_card(self) -> ReportCard:
         contents, episodes = self._contents, self._contents["episodes"] or {}
-        facts = [*fact_texts(contents["source"])]
+        facts = [*format_facts(contents["source"])]
         if episodes.get("count"):
-            facts += ((f"episodes: {line.name}", line.text) for line in episode_lines(episodes))
+            facts += ((f"episodes: {line.name}", line.text) for line in make_episode_lines(episodes))
         rows = [
-            (field["name"], type_text(field), *(number(field[figure]) for figure in ("min", "mean", "max", "std")))
+            (
+                field["name"],
+                format_type(field),
+                *(format_number(field[figure]) for figure in ("min", "mean", "max", "std")),
+            )
             for field in contents["fields"]
         ]
-        return Card(facts, rows, contents["warnings"])
+        return ReportCard(facts, rows, contents["warnings"])
 
 
 def inspect(
@@ -101,15 +105,15 @@ def inspect(
     The reward is 1 in every row.
     """
     from relive import __version__  # noqa: PLC0415 (the package imports this module)
-    from relive.inspector.page import choose_episodes, write_page  # noqa: PLC0415
+    from relive.inspector.page import read_shown_episodes, write_page  # noqa: PLC0415
 
-    target, path_facts = _open_path(buffer_or_path)
+    target, path_facts = _open_target(buffer_or_path)
     with getattr(target, "_lock", contextlib.nullcontext()):
-        source = dataset_source(target) if type(target).__name__ == "MinariDataset" else buffer_source(target)
+        source = make_dataset_source(target) if type(target).__name__ == "MinariDataset" else make_buffer_source(target)
         source.stats = stats or source.stats
         source.facts |= path_facts
-        measurements = measure(source)
-        episodes = None if html is None else choose_episodes(source, measurements)
+        measurements = measure_source(source)
+        episodes = None if html is None else read_shown_episodes(source, measurements)
     contents = {"relive": __version__, **measurements.report}
     contents["warnings"] = list(find_warnings(contents))
     if html is not None:
@@ -117,13 +121,13 @@ def inspect(
     return Report(contents)
 
 
-def _open_path(target: Any) -> tuple[Any, dict[str, Any]]:
+def _open_target(target: Any) -> tuple[Any, dict[str, Any]]:
     """Return the buffer or dataset at a path, and facts about the path; return other objects as they are."""
     if not isinstance(target, str | PathLike):
         # A buffer of relive.compat wraps a relive buffer, its core, which is reported instead.
         return getattr(target, "core", getattr(target, "_core", target)), {}
     path = Path(target)
-    folder = dataset_folder(path)
+    folder = find_dataset_folder(path)
     if folder is not None:
         return open_dataset(folder), {"path": str(path)}
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
@@ -140,7 +144,7 @@ _MAX_ROWS = 40
 """Maximum number of rows of a table; a last line gives the number of hidden rows."""
 
 
-class Card(NamedTuple):
+class ReportCard(NamedTuple):
     """The short form of a report, without histograms."""
 
     facts: Sequence[tuple[str, str]]
@@ -152,10 +156,10 @@ class Card(NamedTuple):
 _COLUMN_TITLES = ("field", "form", "min", "mean", "max", "std")
 
 
-def html_card(card: Card) -> str:
+def format_html_card(card: ReportCard) -> str:
     """Return a card as HTML, in which all texts of the card are text and never markup.
 
-    >>> html_card(Card([("rows", "<b>3")], (), ())).count("<b>")
+    >>> format_html_card(ReportCard([("rows", "<b>3")], (), ())).count("<b>")
     0
     """
     num_hidden = len(card.rows) - _MAX_ROWS
@@ -163,18 +167,18 @@ def html_card(card: Card) -> str:
     parts = [
         "<strong>Report</strong>",
         *(f'<div style="margin:4px 0">⚠ {escape(warning)}</div>' for warning in card.warnings),
-        _html_table(_html_row(*fact) for fact in card.facts),
-        _html_table([_html_row(*_COLUMN_TITLES, style=_FAINT_STYLE), *(_html_row(*row) for row in rows)])
+        _to_html_table(_to_html_row(*fact) for fact in card.facts),
+        _to_html_table([_to_html_row(*_COLUMN_TITLES, style=_FAINT_STYLE), *(_to_html_row(*row) for row in rows)])
         if rows
         else "",
     ]
     return f'<div style="{_BOX_STYLE}">{"".join(parts)}</div>'
 
 
-def text_card(card: Card) -> str:
+def format_text_card(card: ReportCard) -> str:
     """Return a card as plain text, with control characters escaped.
 
-    >>> print(text_card(Card([("rows", "3")], [("obs", "float32", "0.5", "1", "2", "0.3")], ["odd"])))
+    >>> print(format_text_card(ReportCard([("rows", "3")], [("obs", "float32", "0.5", "1", "2", "0.3")], ["odd"])))
     Report
     ! odd
     rows  3
@@ -192,11 +196,11 @@ def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _html_table(rows: Iterable[str]) -> str:
+def _to_html_table(rows: Iterable[str]) -> str:
     return f'<table style="{_TABLE_STYLE}"><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _html_row(first: str, *others: str, style: str = _CELL_STYLE) -> str:
+def _to_html_row(first: str, *others: str, style: str = _CELL_STYLE) -> str:
     cells = ((_FAINT_STYLE, first), *((style, other) for other in others))
     body = "".join(f'<td style="{style}">{escape(text)}</td>' for style, text in cells)
     return f'<tr style="background:none">{body}</tr>'

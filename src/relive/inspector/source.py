@@ -38,7 +38,7 @@ ReadRows = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodeSpans:
     """First and last rows of E episodes and facts about them, as arrays [E] in the order of rows."""
 
     start: np.ndarray
@@ -66,7 +66,7 @@ class ReportSource:
     length: int
     columns: Columns
     read: ReadRows
-    episodes: Episodes | None = None
+    episodes: EpisodeSpans | None = None
     stats: EpisodeStats | None = None
     priority_mass: torch.Tensor | None = None
     """The priority of each row, to the power of alpha."""
@@ -82,7 +82,7 @@ class ReportSource:
     """Ranges of rows (start, stop) that must be read one by one; None if any rows can be read together."""
 
 
-def buffer_source(buffer: Any) -> ReportSource:
+def make_buffer_source(buffer: Any) -> ReportSource:
     """Return the source of a buffer; the caller holds the buffer's lock."""
     for kind, make in _SOURCES.items():
         if isinstance(buffer, kind):
@@ -100,26 +100,26 @@ def _collect_facts(buffer: Any, **other_facts: Any) -> dict[str, Any]:
     return facts | other_facts
 
 
-def _declared_columns(buffer: Any) -> Columns:
+def _list_declared_columns(buffer: Any) -> Columns:
     fields = iter_leaves((), declared_fields(buffer))
     return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in fields}
 
 
-def _episode_bounds(is_first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _find_episode_bounds(is_first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the first row of each episode and the row after its last, from a mask of first rows."""
     start = is_first.nonzero().squeeze(1)
     return start, torch.cat([start, start.new_tensor([len(is_first)])])[1:] if len(start) else start
 
 
-def _to_episodes(*columns: torch.Tensor) -> Episodes:
-    return Episodes(*(column.cpu().numpy() for column in columns))
+def _make_episode_spans(*columns: torch.Tensor) -> EpisodeSpans:
+    return EpisodeSpans(*(column.cpu().numpy() for column in columns))
 
 
-def _replay_source(replay: ReplayBuffer) -> ReportSource:
+def _make_replay_source(replay: ReplayBuffer) -> ReportSource:
     storage, envs = replay.storage, replay.num_envs or 1
     ring = storage.ring
     ids, slots, is_first = sort_rows(storage)
-    columns = _declared_columns(replay)
+    columns = _list_declared_columns(replay)
     leaf_numbers = {path: i for i, path in enumerate(columns)}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
@@ -127,15 +127,15 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         leaves = storage.read_leaves(slots[start:stop], [leaf_numbers[path] for path in paths])
         return {path: leaf.cpu() for path, leaf in zip(paths, leaves, strict=True)}
 
-    def episodes() -> Episodes:
-        start, stop = _episode_bounds(is_first)
+    def episodes() -> EpisodeSpans:
+        start, stop = _find_episode_bounds(is_first)
         last, env = stop - 1, ids[start] % envs
         # All environments step together. A reset row takes a step of time; a final observation does not.
         age = ages[last]
         if replay.autoreset is not AutoresetMode.NEXT_STEP:
             age = (ids % envs).bincount(minlength=envs).cumsum(0)[env] - stop
         is_open = ring.kind_at(ring.shift(slots[last])) != FINAL
-        return _to_episodes(start, stop, env, ring.first.view(-1)[slots[start]], is_open, -age)
+        return _make_episode_spans(start, stop, env, ring.first.view(-1)[slots[start]], is_open, -age)
 
     ages = ring.newest_rows()[ids % envs] - ids // envs
     num_written = int((ring.head - ring.floor).sum())
@@ -174,7 +174,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
     )
 
 
-def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
+def _make_rollout_source(rollout: RolloutBuffer) -> ReportSource:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
     is_step = rollout._flags.whole_mask(steps)
     # The positions t·N + n of all steps are ordered by environment n and then by time t.
@@ -185,11 +185,11 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
         return {path: leaves[path].flatten(0, 1)[positions[start:stop]].cpu() for path in paths}
 
-    def episodes() -> Episodes:
+    def episodes() -> EpisodeSpans:
         env, has_start = positions % envs, rollout._flags.starts(steps).flatten()[positions]
-        start, stop = _episode_bounds(has_start | (env != env.roll(1)).index_fill(0, positions.new_zeros(1), True))
+        start, stop = _find_episode_bounds(has_start | (env != env.roll(1)).index_fill(0, positions.new_zeros(1), True))
         is_open = torch.ones_like(start, dtype=torch.bool)
-        return _to_episodes(start, stop, env[start], has_start[start], is_open, positions[stop - 1] // envs)
+        return _make_episode_spans(start, stop, env[start], has_start[start], is_open, positions[stop - 1] // envs)
 
     facts = _collect_facts(
         rollout,
@@ -203,10 +203,10 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
     return ReportSource(facts, len(positions), columns, read, episodes=stored_episodes, stats=rollout.stats)
 
 
-def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
+def _make_distillation_source(buffer: DistillationBuffer) -> ReportSource:
     ring = buffer._ring
     rows = torch.arange(ring.oldest, ring.head, device=buffer.device)
-    columns = _declared_columns(buffer) if buffer._columns else {}
+    columns = _list_declared_columns(buffer) if buffer._columns else {}
     leaves = dict(zip(columns, buffer._columns, strict=True))
     columns[_ROUND] = ((), torch.int64)
 
@@ -222,13 +222,13 @@ def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
 
 
 _SOURCES: dict[type, Callable[[Any], ReportSource]] = {
-    ReplayBuffer: _replay_source,
-    RolloutBuffer: _rollout_source,
-    DistillationBuffer: _distillation_source,
+    ReplayBuffer: _make_replay_source,
+    RolloutBuffer: _make_rollout_source,
+    DistillationBuffer: _make_distillation_source,
 }
 
 
-def dataset_source(dataset: Any) -> ReportSource:
+def make_dataset_source(dataset: Any) -> ReportSource:
     """Return a source of the steps of all episodes of a Minari dataset, one episode after the other."""
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
     steps = {
@@ -239,7 +239,7 @@ def dataset_source(dataset: Any) -> ReportSource:
     numbers, lengths = list(steps), np.array(list(steps.values()), np.int64)
     stops = np.cumsum(lengths)
     starts = stops - lengths
-    infos = _numeric_infos(dataset, numbers[0]) if steps else []
+    infos = _find_numeric_infos(dataset, numbers[0]) if steps else []
 
     @lru_cache(maxsize=1)
     def read_episode(index: int) -> dict[Path, torch.Tensor]:
@@ -265,19 +265,19 @@ def dataset_source(dataset: Any) -> ReportSource:
     columns = {path: (tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in leaves}
     has_start = np.ones(len(numbers), bool)
     env, time = np.zeros(len(numbers), np.int64), np.arange(len(numbers))
-    episodes = Episodes(starts, stops, env, has_start, ~has_start, time)
+    episodes = EpisodeSpans(starts, stops, env, has_start, ~has_start, time)
     stretches = list(zip(starts.tolist(), stops.tolist(), strict=True))
     return ReportSource(facts, facts["rows"], columns, read, episodes=episodes, stretches=stretches)
 
 
-def _numeric_infos(dataset: Any, number: int) -> list[str]:
+def _find_numeric_infos(dataset: Any, episode_number: int) -> list[str]:
     """Return the names of an episode's infos that are numbers per step; the report shows no other infos as fields."""
 
     def is_numeric(name: str) -> bool:
         try:
-            next(read_episodes(dataset, [name], [number]))
+            next(read_episodes(dataset, [name], [episode_number]))
         except SchemaError:
             return False
         return True
 
-    return list(filter(is_numeric, next(dataset.iterate_episodes([number])).infos or {}))
+    return list(filter(is_numeric, next(dataset.iterate_episodes([episode_number])).infos or {}))

@@ -12,15 +12,15 @@ from rich.text import Text
 
 from relive.errors import escape_controls
 from relive.inspector.text import (
-    Line,
-    episode_lines,
-    fact_texts,
-    number,
-    priority_lines,
-    reuse_lines,
-    reward_lines,
-    stats_lines,
-    type_text,
+    ReportLine,
+    format_facts,
+    format_number,
+    format_type,
+    make_episode_lines,
+    make_priority_lines,
+    make_reuse_lines,
+    make_reward_lines,
+    make_stats_lines,
 )
 
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
@@ -30,45 +30,47 @@ _NARROW_WIDTH = 12
 """Width of a histogram in the table of fields, so that the table fits in 80 columns."""
 
 
-def render(report: dict[str, Any]) -> RenderableType:
+def render_report(report: dict[str, Any]) -> RenderableType:
     """Render the whole report, with warnings first."""
-    report = _escape(report)
-    parts: list[RenderableType] = [_line_table(Line(title, text) for title, text in fact_texts(report["source"]))]
-    for title, body in _sections(report):
+    report = _escape_texts(report)
+    parts: list[RenderableType] = [
+        _make_line_table(ReportLine(title, text) for title, text in format_facts(report["source"]))
+    ]
+    for title, body in _render_sections(report):
         parts += [Text(), Rule(Text(title, "bold"), align="left", characters="─", style="dim"), body]
     return Group(*parts)
 
 
-def _escape(part: Any) -> Any:
+def _escape_texts(part: Any) -> Any:
     """Escape the control characters of all names and texts of a report."""
     if isinstance(part, str):
         return escape_controls(part)
     if isinstance(part, dict):
-        return {_escape(name): _escape(value) for name, value in part.items()}
-    return [_escape(value) for value in part] if isinstance(part, list) else part
+        return {_escape_texts(name): _escape_texts(value) for name, value in part.items()}
+    return [_escape_texts(value) for value in part] if isinstance(part, list) else part
 
 
-def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+def _render_sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     if report["warnings"]:
         yield "Warnings", Group(*(Text.assemble(("! ", "yellow"), line) for line in report["warnings"]))
     episodes, priorities = report["episodes"] or {}, report["priorities"] or {}
     if episodes.get("count"):
-        yield "Episodes", _line_table(episode_lines(episodes))
+        yield "Episodes", _make_line_table(make_episode_lines(episodes))
     if episodes.get("stats"):
-        yield "Statistics of finished episodes", _line_table(stats_lines(episodes["stats"]))
+        yield "Statistics of finished episodes", _make_line_table(make_stats_lines(episodes["stats"]))
     if report["reward"] is not None:
-        yield "Reward", _line_table(reward_lines(report))
+        yield "Reward", _make_line_table(make_reward_lines(report))
     if report["fields"]:
         read = report["read"]
         sampled = "" if read["rows"] == read["of"] else f", from {read['rows']:,} of {read['of']:,} rows"
-        yield f"Fields{sampled}", _field_table(report["fields"])
+        yield f"Fields{sampled}", _make_field_table(report["fields"])
     if priorities.get("effective") is not None:
-        yield "Priorities", _line_table(priority_lines(priorities))
+        yield "Priorities", _make_line_table(make_priority_lines(priorities))
     if report["reuse"] is not None:
-        yield "Reuse", _line_table(reuse_lines(report["reuse"]))
+        yield "Reuse", _make_line_table(make_reuse_lines(report["reuse"]))
 
 
-def _line_table(lines: Iterable[Line]) -> Table:
+def _make_line_table(lines: Iterable[ReportLine]) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, text, histogram, note in lines:
         parts = [(text, ""), (_draw_bars(histogram), "cyan"), (note, "")]
@@ -89,7 +91,7 @@ def _draw_bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
     return "".join(_BAR_CHARACTERS[min(-(-8 * count // max_count), 8)] for count in counts)
 
 
-def _field_table(fields: list[dict[str, Any]]) -> Table:
+def _make_field_table(fields: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for title in ("field", "form"):
         table.add_column(title)
@@ -98,15 +100,15 @@ def _field_table(fields: list[dict[str, Any]]) -> Table:
     table.add_column("values", no_wrap=True)
     table.add_column("")
     for field in fields:
-        _add_row(table, field, field["name"], type_text(field))
+        _add_field_row(table, field, field["name"], format_type(field))
         for part in field["dimensions"][:_MAX_SHOWN_DIMENSIONS] if len(field["dimensions"]) > 1 else ():
-            _add_row(table, part, f"  {part['name']}", "")
+            _add_field_row(table, part, f"  {part['name']}", "")
         if len(field["dimensions"]) > _MAX_SHOWN_DIMENSIONS:
             table.add_row(Text(f"  and {len(field['dimensions']) - _MAX_SHOWN_DIMENSIONS} more", "dim"))
     return table
 
 
-def _add_row(table: Table, part: dict[str, Any], name: str, form: str) -> None:
+def _add_field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None:
     notes = [f"{part[kind]:,} {word}" for kind, word in (("nan", "NaN"), ("infinite", "infinite")) if part[kind]]
     if part["constant"]:
         all_constant = part["constant"] is True or part["min"] == part["max"]
@@ -114,7 +116,7 @@ def _add_row(table: Table, part: dict[str, Any], name: str, form: str) -> None:
     table.add_row(
         Text(name),
         Text(form, "dim"),
-        *(number(part[figure]) for figure in ("min", "mean", "max", "std")),
+        *(format_number(part[figure]) for figure in ("min", "mean", "max", "std")),
         Text(_draw_bars(part["histogram"], _NARROW_WIDTH), "cyan"),
         Text(", ".join(notes), "yellow"),
     )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from relive.replay.continuity import MIN_ENDS, ContinuityStats
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Format a number with few digits; None as a dash."""
     if value is None:
         return "–"
@@ -18,7 +18,7 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Format a share in percent; only exactly 0 and 1 become 0 % and 100 %."""
     text = f"{share:.0%}" if 0.01 <= share <= 0.99 or share in (0, 1) else f"{share:.1%}"
     if text == "100.0%" and share < 1:
@@ -40,7 +40,7 @@ _FACT_TITLES = {
 """The titles of the facts whose title differs from their name."""
 
 
-def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def format_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for each fact about the source."""
     has_several_envs = (source.get("num_envs") or 1) > 1
     for name in _FACTS:
@@ -48,7 +48,7 @@ def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if value is None:
             continue
         if name == "bytes":
-            text = size_text(value)
+            text = format_size(value)
         elif name == "oldest":
             text = f"{value:,} rows ago" + (", counted in its own environment" if has_several_envs else "")
         elif name == "written":
@@ -60,7 +60,7 @@ def fact_texts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield _FACT_TITLES.get(name, name), text
 
 
-def size_text(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """Format a number of bytes with a suitable unit: `7.1 KiB`."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
@@ -69,7 +69,7 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes:,.2f} GiB"
 
 
-class Line(NamedTuple):
+class ReportLine(NamedTuple):
     """A named quantity of a report."""
 
     name: str
@@ -80,88 +80,90 @@ class Line(NamedTuple):
     """A text behind the histogram."""
 
 
-def episode_lines(episodes: dict[str, Any]) -> Iterator[Line]:
+def make_episode_lines(episodes: dict[str, Any]) -> Iterator[ReportLine]:
     """Yield the number of stored episodes, their returns, lengths and ends."""
-    yield Line("stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole")
+    yield ReportLine("stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole")
     for name in ("returns", "lengths"):
         if episodes[name] is not None:
-            yield _range_line(name, episodes[name])
-    yield _ends_line(episodes["ends"], episodes["stopped"])
+            yield _make_range_line(name, episodes[name])
+    yield _make_ends_line(episodes["ends"], episodes["stopped"])
 
 
-def stats_lines(stats: dict[str, Any]) -> Iterator[Line]:
+def make_stats_lines(stats: dict[str, Any]) -> Iterator[ReportLine]:
     """Yield the figures of an EpisodeStats."""
     window = stats["window"]
-    yield Line("finished", f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {window:,} below")
+    yield ReportLine("finished", f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {window:,} below")
     for name in ("returns", "lengths"):
         if stats[name] is not None:
-            yield _range_line(name, stats[name])
-    yield _ends_line({name: stats[name] for name in ("terminated", "truncated")}, window)
+            yield _make_range_line(name, stats[name])
+    yield _make_ends_line({name: stats[name] for name in ("terminated", "truncated")}, window)
     for name, count in stats["reasons"].items():
-        yield Line(f"reason: {name}", share_text(count, window))
+        yield ReportLine(f"reason: {name}", format_share(count, window))
     for name, spread in stats["metrics"].items():
         if spread is not None:
-            yield _range_line(f"metric: {name}", spread)
+            yield _make_range_line(f"metric: {name}", spread)
 
 
-def reward_lines(report: dict[str, Any]) -> Iterator[Line]:
+def make_reward_lines(report: dict[str, Any]) -> Iterator[ReportLine]:
     """Yield the share of rewards that are 0, their values, and how well a rollout's values explain its returns."""
     reward = report["reward"]
-    yield Line("zero", f"{reward['zero']:,} of {reward['rows']:,} rows ({percent(reward['zero'] / reward['rows'])})")
-    yield Line("values", "", reward["histogram"])
+    share = format_percent(reward["zero"] / reward["rows"])
+    yield ReportLine("zero", f"{reward['zero']:,} of {reward['rows']:,} rows ({share})")
+    yield ReportLine("values", "", reward["histogram"])
     if report["fit"] is not None:
-        yield Line("explained variance", f"{number(report['fit'])} of the returns, by the values")
+        yield ReportLine("explained variance", f"{format_number(report['fit'])} of the returns, by the values")
 
 
-def priority_lines(priorities: dict[str, Any]) -> Iterator[Line]:
+def make_priority_lines(priorities: dict[str, Any]) -> Iterator[ReportLine]:
     """Yield the effective sample size, and how the mass of the priorities is spread over rows."""
     rows, effective = priorities["rows"], priorities["effective"]
-    yield Line("effective sample", f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
-    yield Line("mass", ", ".join(f"{share} in {count:,} rows" for share, count in priorities["rows_with"].items()))
-    yield Line("largest", f"{percent(priorities['largest'])} of the mass")
-    yield Line("spectrum", "", priorities["relative"], "relative to the mean, in powers of ten")
+    effective_share, masses = format_percent(effective / rows), priorities["rows_with"].items()
+    yield ReportLine("effective sample", f"{format_number(round(effective))} of {rows:,} rows ({effective_share})")
+    yield ReportLine("mass", ", ".join(f"{share} in {count:,} rows" for share, count in masses))
+    yield ReportLine("largest", f"{format_percent(priorities['largest'])} of the mass")
+    yield ReportLine("spectrum", "", priorities["relative"], "relative to the mean, in powers of ten")
 
 
-def reuse_lines(reuse: dict[str, Any]) -> Iterator[Line]:
+def make_reuse_lines(reuse: dict[str, Any]) -> Iterator[ReportLine]:
     """Yield the number of draws, in total and per row."""
     if "draws" in reuse:
-        mean = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
-        yield Line("drawn in total", f"{reuse['draws']:,} rows{mean}")
+        mean = "" if reuse["per_row"] is None else f", {format_number(round(reuse['per_row'], 2))} per row written"
+        yield ReportLine("drawn in total", f"{reuse['draws']:,} rows{mean}")
     if "left_in_epoch" in reuse:
-        yield Line("this epoch", f"{reuse['left_in_epoch']:,} rows left")
+        yield ReportLine("this epoch", f"{reuse['left_in_epoch']:,} rows left")
     counted = reuse.get("counted")
     if counted is None:
-        yield Line("each row", "not counted; sampler=rl.Counted(…) counts the draws of every row")
+        yield ReportLine("each row", "not counted; sampler=rl.Counted(…) counts the draws of every row")
         return
-    mean, share = number(round(counted["mean"], 2)), percent(counted["never"] / counted["rows"])
-    yield Line("each row", f"{mean} times on average, {counted['max']:,} at most, {share} never")
-    yield Line("draws per row", "", counted["histogram"])
+    mean, share = format_number(round(counted["mean"], 2)), format_percent(counted["never"] / counted["rows"])
+    yield ReportLine("each row", f"{mean} times on average, {counted['max']:,} at most, {share} never")
+    yield ReportLine("draws per row", "", counted["histogram"])
 
 
-def _range_line(name: str, spread: dict[str, Any]) -> Line:
-    low, high, mean, median = (number(spread[figure]) for figure in ("min", "max", "mean", "median"))
-    return Line(name, f"{low} to {high}, mean {mean}, median {median}", spread["histogram"])
+def _make_range_line(name: str, spread: dict[str, Any]) -> ReportLine:
+    low, high, mean, median = (format_number(spread[figure]) for figure in ("min", "max", "mean", "median"))
+    return ReportLine(name, f"{low} to {high}, mean {mean}, median {median}", spread["histogram"])
 
 
-def _ends_line(ends: dict[str, int], num_stopped: int) -> Line:
-    return Line("ends", ", ".join(f"{name} {text}" for name, text in end_texts(ends, num_stopped).items()))
+def _make_ends_line(ends: dict[str, int], num_stopped: int) -> ReportLine:
+    return ReportLine("ends", ", ".join(f"{name} {text}" for name, text in format_ends(ends, num_stopped).items()))
 
 
-def end_texts(ends: dict[str, int], num_stopped: int) -> dict[str, str]:
+def format_ends(ends: dict[str, int], num_stopped: int) -> dict[str, str]:
     """Return the number of episodes that stopped in each way, and their share of all stopped episodes."""
     return {
-        name: f"{count:,}" if name == "running" else share_text(count, num_stopped)
+        name: f"{count:,}" if name == "running" else format_share(count, num_stopped)
         for name, count in ends.items()
         if count
     }
 
 
-def share_text(count: int, total: int) -> str:
+def format_share(count: int, total: int) -> str:
     """Format a count and its share: `3 (12 %)`."""
-    return f"{count:,} ({percent(count / (total or 1))})"
+    return f"{count:,} ({format_percent(count / (total or 1))})"
 
 
-def type_text(field: dict[str, Any]) -> str:
+def format_type(field: dict[str, Any]) -> str:
     """Return the dtype and shape of a field: `float32[3]`."""
     return f"{field['dtype']}{field['shape'] or ''}"
 
@@ -177,36 +179,36 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
     fields, reward, fit = report["fields"], report["reward"], report["fit"]
     counted = (report["reuse"] or {}).get("counted")
     if not report["source"]["rows"]:
-        has_reward = any(_is_part(field, "reward") for field in fields)
+        has_reward = any(_is_part_of(field, "reward") for field in fields)
         yield f"{report['source']['kind']} is empty: it holds no {'transitions' if has_reward else 'rows'}."
-    for part in (part for field in fields for part in _dimensions(field)):
+    for part in (part for field in fields for part in _list_dimensions(field)):
         for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
             if part[kind]:
                 yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
-    yield from _continuity_warnings(ContinuityStats(**report["chains"]))
-    yield from _constant_warnings(fields, report["read"])
+    yield from _find_continuity_warnings(ContinuityStats(**report["chains"]))
+    yield from _find_constant_warnings(fields, report["read"])
     if "count" in (report["episodes"] or {}):
-        yield from _end_warnings(report["episodes"])
+        yield from _find_end_warnings(report["episodes"])
     if reward is not None and reward["rows"] > 1:
         if reward["constant"] is not None:
-            yield f"The reward is {number(reward['constant'])} in every row."
+            yield f"The reward is {format_number(reward['constant'])} in every row."
         elif reward["zero"] >= 0.95 * reward["rows"]:
-            yield f"The reward is 0 in {percent(reward['zero'] / reward['rows'])} of rows."
-    yield from _action_warnings([field for field in fields if _is_part(field, "action")])
+            yield f"The reward is 0 in {format_percent(reward['zero'] / reward['rows'])} of rows."
+    yield from _find_action_warnings([field for field in fields if _is_part_of(field, "action")])
     if fit is not None and fit <= 0:
-        yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
+        yield f"The values explain none of the variance of the returns (explained variance {format_number(fit)})."
     if report["priorities"] is not None and report["priorities"]["rows"] >= 20:
-        yield from _priority_concentration(report["priorities"])
+        yield from _find_priority_warnings(report["priorities"])
     if counted is not None and counted["max"] and counted["never"] >= 0.5 * counted["rows"]:
-        yield f"{percent(counted['never'] / counted['rows'])} of rows were never drawn."
+        yield f"{format_percent(counted['never'] / counted['rows'])} of rows were never drawn."
 
 
-def _is_part(field: dict[str, Any], *names: str) -> bool:
+def _is_part_of(field: dict[str, Any], *names: str) -> bool:
     """Whether a field is one of the fields `names`, or a part of one of them."""
     return field["name"].partition(".")[0] in names
 
 
-def _dimensions(field: dict[str, Any]) -> list[dict[str, Any]]:
+def _list_dimensions(field: dict[str, Any]) -> list[dict[str, Any]]:
     return field["dimensions"] or [field]
 
 
@@ -217,26 +219,27 @@ def _join_names(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def _constant_warnings(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
+def _find_constant_warnings(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
     rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
     for field in fields:
         # These fields are skipped: the reward has its own warning, and constant flags and rounds are normal.
-        if not field["constant"] or _is_part(field, "reward", "terminated", "truncated", "round"):
+        if not field["constant"] or _is_part_of(field, "reward", "terminated", "truncated", "round"):
             continue
         name, size = field["name"], math.prod(field["shape"])
         constant_parts = [part for part in field["dimensions"] if part["constant"]]
         if field["constant"] == size:
-            value = f": it is {number(field['min'])}" if field["min"] == field["max"] else ""
+            value = f": it is {format_number(field['min'])}" if field["min"] == field["max"] else ""
             yield f"{name} never changes{value} in {rows}."
         elif not constant_parts:
             yield f"{field['constant']:,} of the {size:,} numbers of {name} never change in {rows}."
         elif len(constant_parts) == 1:
-            yield f"{constant_parts[0]['name']} never changes: it is {number(constant_parts[0]['min'])} in {rows}."
+            value = format_number(constant_parts[0]["min"])
+            yield f"{constant_parts[0]['name']} never changes: it is {value} in {rows}."
         else:
             yield f"{_join_names([part['name'] for part in constant_parts])} never change in {rows}."
 
 
-def _continuity_warnings(stats: ContinuityStats) -> Iterator[str]:
+def _find_continuity_warnings(stats: ContinuityStats) -> Iterator[str]:
     messages = dict(stats.warnings())
     if "cuts" in messages:
         yield (
@@ -256,15 +259,15 @@ def _continuity_warnings(stats: ContinuityStats) -> Iterator[str]:
         )
 
 
-def _end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
+def _find_end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
     ends, num_stopped = episodes["ends"], episodes["stopped"]
     if num_stopped >= _MIN_EPISODES and ends["truncated"] >= 0.9 * num_stopped:
-        yield f"{percent(ends['truncated'] / num_stopped)} of episodes end by time limit."
+        yield f"{format_percent(ends['truncated'] / num_stopped)} of episodes end by time limit."
     if not ends["terminated"] + ends["truncated"] and episodes["count"]:
         yield "No episode ends: neither terminated nor truncated is ever set."
     if num_stopped >= _MIN_EPISODES and ends["cut"] >= 0.1 * num_stopped:
         yield (
-            f"{percent(ends['cut'] / num_stopped)} of episodes stop without an end: the next step did not start "
+            f"{format_percent(ends['cut'] / num_stopped)} of episodes stop without an end: the next step did not start "
             "where the last one led. Are observations changed between steps?"
         )
     if episodes["both_flags"]:
@@ -273,26 +276,27 @@ def _end_warnings(episodes: dict[str, Any]) -> Iterator[str]:
     lengths = (episodes["lengths"] or {}).get("histogram") or {}
     num_short = dict(zip(lengths.get("values", ()), lengths.get("counts", ()), strict=False)).get(1.0, 0)
     if episodes["whole"] >= _MIN_EPISODES and num_short >= 0.1 * episodes["whole"]:
-        yield f"{percent(num_short / episodes['whole'])} of episodes are one step long. Are resets stored as steps?"
+        share = format_percent(num_short / episodes["whole"])
+        yield f"{share} of episodes are one step long. Are resets stored as steps?"
 
 
-def _action_warnings(actions: list[dict[str, Any]]) -> Iterator[str]:
+def _find_action_warnings(actions: list[dict[str, Any]]) -> Iterator[str]:
     for field in actions:
-        for part in _dimensions(field):
+        for part in _list_dimensions(field):
             histogram = part["histogram"]
             if histogram is None or part["constant"]:
                 continue
             total, max_count = sum(histogram["counts"]), max(histogram["counts"])
             if "values" in histogram and max_count >= 0.95 * total and total >= 20:
                 value = histogram["values"][histogram["counts"].index(max_count)]
-                yield f"{part['name']} is {number(value)} in {percent(max_count / total)} of rows."
+                yield f"{part['name']} is {format_number(value)} in {format_percent(max_count / total)} of rows."
             outer_share = (histogram["counts"][0] + histogram["counts"][-1]) / total
             if "edges" in histogram and not field["discrete"] and outer_share >= 0.5:
-                low, high = number(part["min"]), number(part["max"])
-                yield f"{part['name']} is at its extremes ({low} and {high}) in {percent(outer_share)} of rows."
+                low, high = format_number(part["min"]), format_number(part["max"])
+                yield f"{part['name']} is at its extremes ({low} and {high}) in {format_percent(outer_share)} of rows."
 
 
-def _priority_concentration(priorities: dict[str, Any]) -> Iterator[str]:
+def _find_priority_warnings(priorities: dict[str, Any]) -> Iterator[str]:
     if priorities["effective"] is None:
         yield "Every priority is 0: nothing can be drawn."
         return
@@ -300,6 +304,7 @@ def _priority_concentration(priorities: dict[str, Any]) -> Iterator[str]:
     if num_top_rows <= 0.05 * rows:
         yield f"{num_top_rows:,} row{'s hold' if num_top_rows > 1 else ' holds'} 60 % of the priority mass."
     elif priorities["effective"] <= 0.1 * rows:
-        yield f"The effective sample of the priorities is {number(round(priorities['effective']))} of {rows:,} rows."
+        num_effective_rows = format_number(round(priorities["effective"]))
+        yield f"The effective sample of the priorities is {num_effective_rows} of {rows:,} rows."
     if priorities["zero"] >= 0.5 * rows:
-        yield f"{percent(priorities['zero'] / rows)} of rows have priority 0 and are never drawn."
+        yield f"{format_percent(priorities['zero'] / rows)} of rows have priority 0 and are never drawn."

@@ -18,7 +18,7 @@ from relive.checkpoint.snapshot import Rows, SnapshotReader, State, register_buf
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, NotReadyError, SchemaError, explain, warn_user
 from relive.kernels import complete
-from relive.locking import ClosedLock, make_lock, recovery_callback
+from relive.locking import ClosedLock, make_lock, make_recovery_callback
 from relive.replay.backend import Backend
 from relive.replay.config import (
     make_backend,
@@ -164,7 +164,7 @@ class ReplayBuffer(StateDictMixin):
         """Number of steps admitted by a RateLimit, including the current write; None without a RateLimit."""
         self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
-        self._lock = make_lock(self, allocator.lock(recovery_callback(self)))
+        self._lock = make_lock(self, allocator.lock(make_recovery_callback(self)))
         self._allocator = allocator
         self._before_write = allocator.before_write if allocator.durable else None
         if allocator.durable:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from relive.errors import explain, infinite_rewards_message
+from relive.errors import explain, explain_infinite_rewards
 from relive.replay.ring import FINAL, HISTORY, TRANSITION
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ContinuityStats:
             got = f"{self.restarted:,} without an end or cut() that start elsewhere"
             yield "restarts", explain("obs", "steps that start where the step before led", got, remedy)
         if self.infinite:
-            yield "infinite", infinite_rewards_message(self.infinite)
+            yield "infinite", explain_infinite_rewards(self.infinite)
 
 
 @dataclass

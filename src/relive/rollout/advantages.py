@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards_message, verify, warn_user
+from relive.errors import NotReadyError, SchemaError, explain, explain_infinite_rewards, verify, warn_user
 from relive.estimators import gae
 from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Finals, Storage
@@ -170,7 +170,7 @@ class RewardWarnings:
         num_infinite = sum(reward.size - np.count_nonzero(np.isfinite(reward)) for reward in rewards)
         if self._warns_of_infinity and num_infinite:
             self._warns_of_infinity = False
-            warn_user(infinite_rewards_message(num_infinite))
+            warn_user(explain_infinite_rewards(num_infinite))
         if self._warns_of_autoreset and steps > 1 and self._look_like_reset_rows(rewards, steps):
             self._warns_of_autoreset = False
             remedy = "If the environment resets in the step after an end, declare autoreset=NEXT_STEP."

@@ -14,7 +14,7 @@ from tests.kernels.triton.interpreter import in_every_order, interpreted, progra
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive.gpu_report import philox
+from relive.gpu_report import compute_philox
 from relive.kernels.triton import launching
 from relive.kernels.triton.stream import CELLS, MAX_DRAWS, DeviceStream
 
@@ -127,7 +127,7 @@ def test_numbers_are_those_of_philox(call: int) -> None:
     key = int(stream.numbers[0])
     expected = []
     for place in range(3):
-        a, b, _, _ = philox([place, call & 0xFFFFFFFF, call >> 32, 0], key)
+        a, b, _, _ = compute_philox([place, call & 0xFFFFFFFF, call >> 32, 0], key)
         expected.append((((a << 31) ^ b) >> 10) * 2.0**-53)
     assert numbers == expected
     assert stream.numbers[1:].tolist() == [call + 1] + [0] * (CELLS - 1)
