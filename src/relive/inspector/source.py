@@ -16,7 +16,7 @@ from relive.datasets.minari import read_episodes
 from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.continuity import ContinuityStats, stored_continuity
+from relive.replay.continuity import StepContinuityStats, count_stored_continuity
 from relive.replay.ids import sort_rows
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
@@ -76,7 +76,7 @@ class ReportSource:
     """Figures of the sampler about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
     """For each leaf of stacked frames, the stacking axis of a row; the newest frame is last."""
-    continuity: ContinuityStats = field(default_factory=ContinuityStats)
+    continuity: StepContinuityStats = field(default_factory=StepContinuityStats)
     """Counts of steps that continue the step before them."""
     stretches: list[tuple[int, int]] | None = None
     """Ranges of rows (start, stop) that must be read one by one; None if any rows can be read together."""
@@ -167,7 +167,7 @@ def _replay_source(replay: ReplayBuffer) -> ReportSource:
         priority_mass=by_row.get("mass"),
         draw_counts=by_row.get("drawn"),
         reuse=reuse,
-        continuity=stored_continuity(storage.rows),
+        continuity=count_stored_continuity(storage.rows),
         stacks={
             path: leaf.axis for path, leaf in iter_leaves((), declared_fields(replay)) if isinstance(leaf, Stacked)
         },

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from relive.replay.continuity import MIN_ENDS, ContinuityStats
+from relive.replay.continuity import MIN_ENDS, StepContinuityStats
 
 
 def number(value: float | None) -> str:
@@ -183,7 +183,7 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
         for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
             if part[kind]:
                 yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
-    yield from _continuity_warnings(ContinuityStats(**report["chains"]))
+    yield from _continuity_warnings(StepContinuityStats(**report["chains"]))
     yield from _constant_warnings(fields, report["read"])
     if "count" in (report["episodes"] or {}):
         yield from _end_warnings(report["episodes"])
@@ -236,7 +236,7 @@ def _constant_warnings(fields: list[dict[str, Any]], read: dict[str, int]) -> It
             yield f"{_join_names([part['name'] for part in constant_parts])} never change in {rows}."
 
 
-def _continuity_warnings(stats: ContinuityStats) -> Iterator[str]:
+def _continuity_warnings(stats: StepContinuityStats) -> Iterator[str]:
     messages = dict(stats.warnings())
     if "cuts" in messages:
         yield (

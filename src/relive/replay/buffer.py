@@ -21,10 +21,10 @@ from relive.kernels import complete
 from relive.locking import ClosedLock, make_lock, recovery_callback
 from relive.replay.backend import Backend
 from relive.replay.config import (
+    check_saved_sizes,
     make_backend,
     read_saved_arguments,
     refuse_observers_in_shared_memory,
-    require_saved_sizes,
 )
 from relive.replay.ids import flatten_ids, flatten_mutable_fields, sort_rows, update_priorities, write_back
 from relive.replay.invariants import device_faults
@@ -227,7 +227,7 @@ class ReplayBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         """Store one step of every environment, or of the environments `env_ids`."""
         if self.storage.warning is not None:
-            self._issue_warning()
+            self._issue_pending_warning()
         with self._lock:
             envs = None if env_ids is None else self._input.convert_env_ids(env_ids)
             values = (obs, action, reward, terminated, truncated)
@@ -247,7 +247,7 @@ class ReplayBuffer(StateDictMixin):
         the step's arrays and info masks have one row per environment in `env_ids`.
         """
         if self.storage.warning is not None:
-            self._issue_warning()
+            self._issue_pending_warning()
         with self._lock:
             envs, mode = self._input.convert_env_ids(env_ids), self.autoreset
             leaves, next_leaves, info = self._input.flatten_gymnasium_step(obs, action, step, extra, mode, envs)
@@ -264,7 +264,7 @@ class ReplayBuffer(StateDictMixin):
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
         """Store steps `[T, N]` (or `[T]`) in time order, or, with next_obs="stored", unordered steps `[B]`."""
         if self.storage.warning is not None:
-            self._issue_warning()
+            self._issue_pending_warning()
         with self._lock:
             envs = self._input.convert_env_ids(env_ids)
             leaves, next_leaves, steps = self._input.flatten_block(batch)
@@ -274,7 +274,7 @@ class ReplayBuffer(StateDictMixin):
         """Mark the current episodes as abandoned: the next observation starts a new episode."""
         with self._lock:
             envs = self._input.convert_env_ids(env_ids)
-            self.storage.cut(envs, partial(self._observers.drop_running_episodes, envs))
+            self.storage.end_episodes(envs, partial(self._observers.drop_running_episodes, envs))
 
     def clear(self) -> None:
         """Delete every row, priority and open episode. Ids continue, and pending resets are kept.
@@ -323,7 +323,7 @@ class ReplayBuffer(StateDictMixin):
         """
         from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints import every buffer)
 
-        self._issue_warning()
+        self._issue_pending_warning()
         number = save(self, path, keep=keep)
         with self._lock:
             faults = [*device_faults(self.storage.rows), *self.sampler.faults()]
@@ -350,7 +350,7 @@ class ReplayBuffer(StateDictMixin):
             self._before_write(steps or 1)
         if self._counts_in_torch:
             with counting.lock:
-                count = self._plan_counts(leaves, envs, steps, measurements)
+                count = self._make_statistics_update(leaves, envs, steps, measurements)
                 self.storage.write(leaves, next_leaves, envs, steps, partial(self._finish_write, count))
             return
         if self._counts_natively:
@@ -360,7 +360,7 @@ class ReplayBuffer(StateDictMixin):
             on_complete = self._finish_write
         self.storage.write(leaves, next_leaves, envs, steps, on_complete)
 
-    def _plan_counts(
+    def _make_statistics_update(
         self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None, measurements: Mapping[str, Any]
     ) -> Callable[[], None]:
         """Compute how a write will change the statistics; see `Observers.plan`."""
@@ -373,17 +373,17 @@ class ReplayBuffer(StateDictMixin):
         resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]
         return self._observers.plan(block, resetting.clone() if rows.next_step else None, measurements, envs)[0]
 
-    def _finish_write(self, count: Callable[[], None] | None = None) -> None:
+    def _finish_write(self, update_statistics: Callable[[], None] | None = None) -> None:
         """Complete a write after the rows are stored. Idempotent: a signal may make it run twice."""
         self._input.staged.clear()
         if self._num_admitted is not None:
             self._traffic.numpy()[0] = self._num_admitted
         if self._follows_writes:
             self.sampler.after_write()
-        if count is not None:
-            count()
+        if update_statistics is not None:
+            update_statistics()
 
-    def _issue_warning(self) -> None:
+    def _issue_pending_warning(self) -> None:
         """Issue the pending warning about earlier steps, if any. Methods call this before they change anything."""
         message, self.storage.warning = self.storage.warning, None
         if message is not None:
@@ -401,7 +401,7 @@ class ReplayBuffer(StateDictMixin):
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         if self.storage.warning is not None:
-            self._issue_warning()
+            self._issue_pending_warning()
         bound_view = self._bind_view(view)
         reader, is_plain = bound_view.reader, out is None and bound_view.finish is None
         if reader.copies_unlocked and is_plain and self.sampler.independent:
@@ -576,7 +576,7 @@ class ReplayBuffer(StateDictMixin):
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
         """Make an empty buffer from a saved config; `changes` (device, sampler) other than None override the config."""
         arguments = read_saved_arguments(config, saved, changes)
-        require_saved_sizes(arguments, saved)
+        check_saved_sizes(arguments, saved)
         replay = cls(**arguments)
         if replay._allocator.reopened:
             replay.close()
@@ -653,11 +653,11 @@ class ReplayBuffer(StateDictMixin):
         On other devices than the CPU, `add` cannot refuse invalid steps without waiting, so `check` reports invalid
         steps and issues `DataWarning`s. In disk memory, every row is compared with its checksum.
         """
-        self._issue_warning()
+        self._issue_pending_warning()
         with self._lock, self._reading_in_order():
             self.check_state()
             self.storage.check_row_checksums()
-            messages = list(self.storage.late_warnings())
+            messages = list(self.storage.find_row_warnings())
         for message in messages:
             warn_user(message)
 

@@ -82,7 +82,7 @@ class Mixture:
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         for buffer in self.buffers.values():
-            buffer._issue_warning()
+            buffer._issue_pending_warning()
         with self._lock:
             counts, debts = self._split(batch_size)
             self._require_rows(counts)

@@ -10,8 +10,8 @@ import torch
 
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain, verify
-from relive.replay.backend import Backend, ChangedSlots, never_issued_error
-from relive.replay.continuity import ContinuityStats
+from relive.replay.backend import Backend, ChangedSlots, make_unissued_id_error
+from relive.replay.continuity import StepContinuityStats
 from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
@@ -63,7 +63,7 @@ class NativeBackend(Backend):
         if status < -1:
             if status > self.native.LOOKS_INFINITE:
                 raise self.rows.make_stack_error(-2 - status)
-            self.warning = self.counter.next_warning(self.continuity())
+            self.warning = self.counter.take_next_warning(self.read_continuity_stats())
 
     def attach_counters(self, counters: Any) -> bool:
         self.core.attach_counters(counters)
@@ -72,8 +72,8 @@ class NativeBackend(Backend):
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         self.core.rewrite(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
-    def continuity(self) -> ContinuityStats:
-        return ContinuityStats(*self.core.continuity_counts())
+    def read_continuity_stats(self) -> StepContinuityStats:
+        return StepContinuityStats(*self.core.continuity_counts())
 
     def track_changes(self) -> None:
         self.core.track_changes(True)
@@ -107,8 +107,9 @@ class NativeBackend(Backend):
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
-    def set_written_masses(self, mass: float | torch.Tensor) -> None:
-        self.priority_tree().set_written_slots(self.core.changed_slots, mass)
+    def set_mass_of_written_rows(self, mass: float | torch.Tensor) -> None:
+        tree: Any = self.priority_tree()
+        tree.set_written_slots(self.core.changed_slots, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
         # The native core sums only rewards of float32 and float64, so torch ops sum rewards of other dtypes.
@@ -143,7 +144,7 @@ class NativeBackend(Backend):
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         slots = self.core.locate(ids)
         if isinstance(slots, int):
-            raise never_issued_error(ids, slots)
+            raise make_unissued_id_error(ids, slots)
         return slots
 
     def check(self) -> None:

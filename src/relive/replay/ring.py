@@ -283,7 +283,7 @@ class Ring:
         self.kind.copy_(torch.where(is_torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
 
-    def cut(self, envs: torch.Tensor | None = None, on_complete: Callable[[], None] | None = None) -> None:
+    def end_episodes(self, envs: torch.Tensor | None = None, on_complete: Callable[[], None] | None = None) -> None:
         """End the open episodes of these environments, or of all, with the newest observation.
 
         `on_complete` is called after the cut, even if a signal interrupts the cut (see `kernels.complete`).

@@ -12,8 +12,8 @@ import torch
 from relive.errors import SchemaError, verify
 from relive.kernels import complete
 from relive.kernels.torch_ops import add_axes
-from relive.replay.backend import Backend, ChangedSlots, never_issued_error
-from relive.replay.continuity import ContinuityStats, step_continuity
+from relive.replay.backend import Backend, ChangedSlots, make_unissued_id_error
+from relive.replay.continuity import StepContinuityStats, count_step_continuity
 from relive.replay.ring import FINAL, HISTORY, MAX_ID, MAX_ROWS_PER_STEP, NO_ID, PENDING, TRANSITION, Ring
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
@@ -111,9 +111,9 @@ class TorchBackend(DeviceBackend):
         if writer.write_error is not None:
             raise writer.write_error
         if self.counter.is_on:
-            self.warning = self.counter.next_warning(self.counter.stats)
+            self.warning = self.counter.take_next_warning(self.counter.stats)
 
-    def _write(self, writer: TorchWriter, stats: ContinuityStats, on_complete: Callable[[], None] | None) -> None:
+    def _write(self, writer: TorchWriter, stats: StepContinuityStats, on_complete: Callable[[], None] | None) -> None:
         """Perform a write, or continue it after an interruption."""
         is_first_attempt, writer.is_first_attempt = writer.is_first_attempt, False
         self._written = writer.write()
@@ -175,7 +175,7 @@ class TorchBackend(DeviceBackend):
         self._last_draw = None if num_writes is None else (slots, entries, num_writes)
         return slots
 
-    def set_written_masses(self, mass: float | torch.Tensor) -> None:
+    def set_mass_of_written_rows(self, mass: float | torch.Tensor) -> None:
         slots, _ = self.changed_slots()
         # Mass is float64: float32 would overflow and underflow.
         if not isinstance(mass, torch.Tensor):
@@ -213,7 +213,7 @@ class TorchBackend(DeviceBackend):
         if self._is_host and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
             _, is_unissued = self.ring.locate(ids)
             if is_unissued.any():
-                raise never_issued_error(ids, int(is_unissued.nonzero()[0]))
+                raise make_unissued_id_error(ids, int(is_unissued.nonzero()[0]))
         return slots
 
     def check(self) -> None:
@@ -337,7 +337,7 @@ class TorchWriter:
         envs: torch.Tensor | None, blocks: bool, *, counts: bool,
     ) -> None:  # fmt: skip
         self._rows, self._ring, self._envs = rows, rows.ring, envs
-        self._counts, self.counted = counts, ContinuityStats()
+        self._counts, self.counted = counts, StepContinuityStats()
         ids = self._ring.first_ids[:1] if rows.stores_next_obs else self._ring.first_ids
         self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = (
@@ -349,7 +349,7 @@ class TorchWriter:
         """The ring state of the written environments: the ring's tensors, or copies that `write` copies back."""
         self._head, self._open, self._resetting, self._count = self._env_state
         self._written: list[WrittenStep] = []
-        self._current: tuple[WrittenStep, ContinuityStats] | None = None
+        self._current: tuple[WrittenStep, StepContinuityStats] | None = None
         """The current step: its rows and its continuity; None between steps."""
         self._changes: list[Callable[[], Any]] = []
         """The assignments of the current step, in order. Applying all of them again changes nothing."""
@@ -396,16 +396,16 @@ class TorchWriter:
 
     def _plan_step(
         self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor]
-    ) -> tuple[WrittenStep, ContinuityStats]:
+    ) -> tuple[WrittenStep, StepContinuityStats]:
         """Compute the rows and the continuity of one step; `_changes` then holds the assignments that store it."""
         rows, ring, self._changes = self._rows, self._ring, []
-        continuity = ContinuityStats()
+        continuity = StepContinuityStats()
         if self._counts:
             obs, env = [leaves[i] for i in rows.obs_leaves], self._first_ids[0]
-            continuity = step_continuity(rows, obs, env, self._head, self._open, self._resetting)
+            continuity = count_step_continuity(rows, obs, env, self._head, self._open, self._resetting)
             rewards = (leaves[i] for i in rows.schema.leaf_indices["reward"])
             infinite = any(x.is_floating_point() and not _is_finite(x) for x in rewards)
-            continuity += ContinuityStats(infinite=int(infinite))
+            continuity += StepContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         continues = self._find_continuing(leaves, next_leaves, pending, reset)

@@ -207,11 +207,11 @@ class Prioritized(Sampler):
         largest = self._largest
         # On a device the largest priority is a tensor, whose comparison with the last one would synchronise.
         if not isinstance(largest, float):
-            self.storage.set_written_masses(self.mass(largest))
+            self.storage.set_mass_of_written_rows(self.mass(largest))
             return
         if largest != self._new_row_mass[0]:
             self._new_row_mass = largest, self.mass(largest)
-        self.storage.set_written_masses(self._new_row_mass[1])
+        self.storage.set_mass_of_written_rows(self._new_row_mass[1])
 
     def on_clear(self) -> None:
         self.tree.set(torch.arange(self._slots, device=self.storage.device), 0.0)
