@@ -29,7 +29,7 @@ from relive.distributed.protocol import (
 )
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.ids import flatten_ids, write_back
+from relive.replay.ids import flatten_ids, write_mutable_leaves
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
 from relive.storage.allocator import supports_persistent_memory
@@ -101,7 +101,7 @@ class ShardReader:
             buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             values = {i: to_tensor([array[is_valid]]) for i, array in leaves.items()}
             flat = flatten_ids(buffer_ids[is_valid], self._buffer.device)
-            return write_back(self._buffer.storage, *flat, values) + int((~is_valid).sum())
+            return write_mutable_leaves(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Set the priority of new rows to `priority`, which another shard has accepted, if that is larger."""

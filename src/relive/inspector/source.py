@@ -17,7 +17,7 @@ from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.continuity import StepContinuityStats, count_stored_continuity
-from relive.replay.ids import sort_rows
+from relive.replay.ids import sort_rows_by_time
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.conversion import as_tensor
@@ -118,7 +118,7 @@ def _to_episodes(*columns: torch.Tensor) -> Episodes:
 def _replay_source(replay: ReplayBuffer) -> ReportSource:
     storage, envs = replay.storage, replay.num_envs or 1
     ring = storage.ring
-    ids, slots, is_first = sort_rows(storage)
+    ids, slots, is_first = sort_rows_by_time(storage)
     columns = _declared_columns(replay)
     leaf_numbers = {path: i for i, path in enumerate(columns)}
 

@@ -26,8 +26,14 @@ from relive.replay.config import (
     read_saved_arguments,
     refuse_observers_in_shared_memory,
 )
-from relive.replay.ids import flatten_ids, flatten_mutable_fields, sort_rows, update_priorities, write_back
-from relive.replay.invariants import device_faults
+from relive.replay.ids import (
+    flatten_ids,
+    flatten_mutable_fields,
+    sort_rows_by_time,
+    update_priorities,
+    write_mutable_leaves,
+)
+from relive.replay.invariants import find_device_faults
 from relive.replay.read_plan import INDEX, WEIGHT, LeafSpecs, Leaves
 from relive.replay.recovery import RecoverableBuffer
 from relive.replay.row_storage import RowStorage
@@ -326,7 +332,7 @@ class ReplayBuffer(StateDictMixin):
         self._issue_pending_warning()
         number = save(self, path, keep=keep)
         with self._lock:
-            faults = [*device_faults(self.storage.rows), *self.sampler.faults()]
+            faults = [*find_device_faults(self.storage.rows), *self.sampler.faults()]
         for fault in faults:
             warn_user(f"save: {fault}")
         return number
@@ -457,7 +463,7 @@ class ReplayBuffer(StateDictMixin):
         """Raise if no row is stored, or if the batch does not fit in memory."""
         if self.storage.may_be_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
-        nbytes = count * view.plan.max_items * self._max_row_bytes
+        nbytes = count * view.plan.max_steps_per_row * self._max_row_bytes
         if nbytes > _MAX_UNCHECKED_BYTES and self.device.type == "cpu":
             require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
@@ -504,7 +510,7 @@ class ReplayBuffer(StateDictMixin):
             if self._before_write is not None:
                 self._before_write(0)
             leaves = flatten_mutable_fields(self._schema, fields)
-            return write_back(self.storage, *flatten_ids(index, self.device), leaves)
+            return write_mutable_leaves(self.storage, *flatten_ids(index, self.device), leaves)
 
     @property
     def is_open(self) -> torch.Tensor:
@@ -549,7 +555,7 @@ class ReplayBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            ids, _, starts = sort_rows(self.storage)
+            ids, _, starts = sort_rows_by_time(self.storage)
             edges = [*starts.nonzero().squeeze(1).tolist(), len(ids)]
 
         def read_episode(ids: torch.Tensor) -> lazy.TensorDict:

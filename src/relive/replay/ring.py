@@ -132,7 +132,7 @@ class Ring:
         return slot + torch.where(slot > newest_slot, row_at_slot_0 - self.slots, row_at_slot_0)
 
     def ids(self) -> torch.Tensor:
-        """Return the ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""
+        """Return the id of every flat slot's transition [S·N]; `NO_ID` for a slot without a transition."""
         ids = torch.add(self.first_ids[0], self.row_numbers(), alpha=self.num_envs)
         return torch.where(self.kind == TRANSITION, ids, NO_ID).view(-1)
 

@@ -26,10 +26,10 @@ from relive.replay.read_plan import (
     STEP_INDEX,
     TRAIN,
     WEIGHT,
-    Anchor,
-    Layout,
     Leaves,
     PlanReader,
+    ReadAnchor,
+    ReadLayout,
     ReadPlan,
 )
 from relive.replay.row_storage import RowStorage
@@ -142,7 +142,7 @@ class TritonBackend(DeviceBackend):
             super()._check_is_empty(has_rows)
 
 
-_ANCHORS = {Anchor.ROW: AT_ROW, Anchor.LAST: AT_LAST, Anchor.NEXT: AT_NEXT, Anchor.FIRST: AT_FIRST}
+_ANCHORS = {ReadAnchor.ROW: AT_ROW, ReadAnchor.LAST: AT_LAST, ReadAnchor.NEXT: AT_NEXT, ReadAnchor.FIRST: AT_FIRST}
 
 
 def ring_arguments(rows: RowStorage) -> Rings:
@@ -177,8 +177,8 @@ def _frames(field: Field) -> Frames:
 
 def has_kernels(plan: ReadPlan) -> bool:
     """Whether the kernels can read this plan. Plans with offsets that are not packed need torch ops."""
-    is_packed = plan.layout is Layout.PACKED
-    return plan.length <= MAX_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
+    is_packed = plan.layout is ReadLayout.PACKED
+    return plan.num_steps <= MAX_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
 
 
 class TritonReader(PlanReader):
@@ -188,12 +188,12 @@ class TritonReader(PlanReader):
         super().__init__(backend, plan)
         rows, self._rings = backend.rows, ring_arguments(backend.rows)
         leaves, next_leaves = leaf_arguments(rows)
-        copied_reads = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
-        summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
+        copied_reads = [read for read in plan.reads if read.group.anchor is not ReadAnchor.SUM]
+        summed = [read for read in plan.reads if read.group.anchor is ReadAnchor.SUM]
         self._copied_paths, self._summed_paths = ([read.path for read in reads] for reads in (copied_reads, summed))
         sources = [
             Source(next_leaves[rows.obs_leaves.index(read.leaf)], AT_ROW.value)
-            if next_leaves and read.group.anchor is Anchor.NEXT
+            if next_leaves and read.group.anchor is ReadAnchor.NEXT
             else Source(leaves[read.leaf], _ANCHORS[read.group.anchor].value)
             for read in copied_reads
         ]
@@ -204,11 +204,11 @@ class TritonReader(PlanReader):
         forms, device = self.plan.leaf_specs(self._backend.schema, count), self._backend.device
         return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 
-    def fill_batch(self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
-        self.read_into(reserved, slots)
+    def fill_batch(self, reserved_batch: Leaves, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+        self.read_into(reserved_batch, slots)
         if weight is not None:
-            reserved[WEIGHT] = weight
-        return assemble(reserved, slots.shape)
+            reserved_batch[WEIGHT] = weight
+        return assemble(reserved_batch, slots.shape)
 
     def read(self, slots: torch.Tensor) -> Leaves:
         leaves = self.reserve_batch(len(slots))
@@ -218,9 +218,9 @@ class TritonReader(PlanReader):
     def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
         """Read rows directly into `targets`, because a captured CUDA graph writes to these addresses again."""
         copied, plan = [targets[path] for path in self._copied_paths], self.plan
-        if plan.layout is Layout.PACKED:
+        if plan.layout is ReadLayout.PACKED:
             windows = self._find_windows(targets, slots)
-            self._reader.read(windows, copied, length=plan.length)
+            self._reader.read(windows, copied, length=plan.num_steps)
         elif plan.n:
             sums, discount = [targets[path].view(-1) for path in self._summed_paths], targets[DISCOUNT]
             self._reader.read(slots, copied, targets[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=discount)
@@ -229,7 +229,7 @@ class TritonReader(PlanReader):
 
     def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
         """Return the slots of packed sequences; fills the masks, "index" and "step_index" of `out`."""
-        (before, after), steps = self.plan.reach, slots.new_empty((len(slots), self.plan.length))
+        (before, after), steps = self.plan.num_steps_around, slots.new_empty((len(slots), self.plan.num_steps))
         mask, train, is_first = (out[mark].view(torch.uint8) for mark in (MASK, TRAIN, IS_FIRST))
         windows = Windows(steps, mask, train, is_first, out[INDEX])
         find_windows(self._rings, slots, before, after + 1, self.plan.cross_episodes, windows)

@@ -11,7 +11,7 @@ import torch
 from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import add_axes
-from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
+from relive.replay.read_plan import MASK, Leaves, ReadPlan, make_next_obs_path
 from relive.replay.torch_reader import reduce
 from relive.replay.views.view import DEFAULT_VIEW, ReadContext, View
 from relive.schema.assembly import assemble
@@ -69,7 +69,7 @@ class Hindsight:
         if inner.cross_episodes:
             remedy = "Pass cross_episodes=False: goals belong to one episode."
             raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
-        return inner.unreduced(schema)
+        return inner.with_all_steps(schema)
 
     def finish(self, batch: Leaves, context: ReadContext) -> Leaves:
         """Relabel the steps of a share of the rows, and compute the inner view's batch from all steps."""
@@ -104,10 +104,10 @@ class Hindsight:
         """Replace the goals, rewards and terminated flags of the steps [M, …] where `changed` [M] is True."""
         goal, achieved = _find_leaf(schema, self.goal), _find_leaf(schema, self.achieved)
         mask = add_axes(changed, goals)
-        for path in (goal, next_path(goal)):
+        for path in (goal, make_next_obs_path(goal)):
             steps[path] = torch.where(mask, goals, steps[path])
         rows = assemble(steps, torch.Size((len(changed),)))
-        results = self.fn(steps[next_path(achieved)], steps[goal], rows)
+        results = self.fn(steps[make_next_obs_path(achieved)], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
             remedy = "Return a tuple of both."
             raise SchemaError(explain("Hindsight.fn", "(reward, terminated)", type(results).__name__, remedy))

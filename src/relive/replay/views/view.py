@@ -14,7 +14,16 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.replay.read_plan import INDEX, WEIGHT, Layout, LeafSpecs, Leaves, ReadPlan, row_plan, sequence_plan
+from relive.replay.read_plan import (
+    INDEX,
+    WEIGHT,
+    LeafSpecs,
+    Leaves,
+    ReadLayout,
+    ReadPlan,
+    make_row_plan,
+    make_sequence_plan,
+)
 from relive.rng import Randomness
 from relive.schema.assembly import MemoryRange, check_targets, refuse_shared_memory
 from relive.schema.checks import check_fraction, check_positive_int
@@ -77,7 +86,7 @@ class Transition:
     """Single steps: every field of a row, and `next_obs` before any reset."""
 
     def plan(self, schema: Schema) -> ReadPlan:
-        return row_plan(schema)
+        return make_row_plan(schema)
 
 
 DEFAULT_VIEW = Transition()
@@ -105,7 +114,7 @@ class NStep:
         check_fraction("NStep.gamma", self.gamma)
 
     def plan(self, schema: Schema) -> ReadPlan:
-        return row_plan(schema, self.n, float(self.gamma))
+        return make_row_plan(schema, self.n, float(self.gamma))
 
 
 @suggests_init_keywords
@@ -147,7 +156,7 @@ class Sequence:
         if self.step_index and "step_index" in schema.names:
             expected, got = "no field called step_index", "an extra field of this name"
             raise SchemaError(explain("Sequence.step_index", expected, got, "Rename the field."))
-        return sequence_plan(
+        return make_sequence_plan(
             schema, self.burn_in, self.length, cross_episodes=bool(self.cross_episodes),
             step_index=bool(self.step_index),
         )  # fmt: skip
@@ -222,7 +231,7 @@ def _check_offsets(view: Any, plan: ReadPlan) -> None:
     if not all(map(len, windows)):
         raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
     ends = {(offsets[0], offsets[-1]) for offsets in windows}
-    if plan.layout is Layout.PACKED and (len(ends) > 1 or not all(map(_is_range_around_0, windows))):
+    if plan.layout is ReadLayout.PACKED and (len(ends) > 1 or not all(map(_is_range_around_0, windows))):
         got = " and ".join(dict.fromkeys(map(_offsets_text, windows)))
         expected = "consecutive offsets around 0, the same for all leaves"
         raise SchemaError(explain(where, expected, got, remedy))
