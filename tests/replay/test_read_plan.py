@@ -14,7 +14,7 @@ import relive as rl
 from relive import kernels
 from relive.replay import Leaves, ReadPlan
 from relive.replay.read_plan import LAST, NEXT, ROW, LeafRead, ReadAnchor, ReadGroup, ReadLayout
-from relive.replay.torch_reader import reduce
+from relive.replay.torch_reader import reduce_steps
 
 STEP = torch.tensor([1.0, 0.0])
 """What every step adds to the observation."""
@@ -50,7 +50,7 @@ def test_unchanged_steps_are_reduced_to_the_batch_of_the_plan(view: Any, backend
     plan = view.plan(store.schema).limit_to_slots(store.schema, store.rows.ring.slots)
     slots = store.stored()
     read = store.make_reader(plan).read(slots)
-    reduced = reduce(store.make_reader(plan.with_all_steps(store.schema)).read(slots), plan)
+    reduced = reduce_steps(store.make_reader(plan.with_all_steps(store.schema)).read(slots), plan)
     assert list(read) == list(reduced) == list(plan.paths)
     for path, leaf in read.items():
         assert torch.equal(leaf, reduced[path]), path

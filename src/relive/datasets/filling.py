@@ -548,4 +548,4 @@ def _to_distillation(name: str, buffer: DistillationBuffer, blocks: Iterable[Epi
     fields = {"obs", "action", *declared_fields(buffer)}
     for block in blocks:
         buffer.add(**{field: values for field, values in block.steps.items() if field in fields})
-    return ring.head - max(ring.oldest, old_head)
+    return ring.head - max(ring.oldest_row, old_head)

@@ -49,7 +49,7 @@ def compute_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardT
     smallest = float(masses.min())
     if sampler.normalize == "global":
         smallest = min(smallest, *(shard.smallest_mass for shard in totals))
-    return importance_weights(masses, smallest, sampler.beta_after(num_drawn, num_drawn // len(masses)))
+    return importance_weights(masses, smallest, sampler.compute_beta(num_drawn, num_drawn // len(masses)))
 
 
 class Writer:
@@ -379,7 +379,7 @@ class ReplayService:
         answers: dict[int, tuple[int, float]] = self._reader.call("update", deadline, updates)
         max_priority = max(largest for _, largest in answers.values())
         outdated_shards = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
-        self._reader.call("raise_largest_priority", deadline, outdated_shards)
+        self._reader.call("raise_max_priority", deadline, outdated_shards)
         return sum(stale for stale, _ in answers.values())
 
     def write(self, index: Any, **fields: Any) -> int:

@@ -93,7 +93,7 @@ class ShardReader:
         with self.lock:
             buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             stale = self._buffer.update_priority(buffer_ids[is_valid], priority[is_valid])
-            return stale + int((~is_valid).sum()), self._priorities.merge_largest()
+            return stale + int((~is_valid).sum()), self._priorities.merge_max_priority()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
         """Write mutable leaves of rows; return the number of rows that were overwritten or lost in a restart."""
@@ -103,10 +103,10 @@ class ShardReader:
             flat = flatten_ids(buffer_ids[is_valid], self._buffer.device)
             return write_mutable_leaves(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
-    def raise_largest_priority(self, priority: float) -> None:
+    def raise_max_priority(self, priority: float) -> None:
         """Set the priority of new rows to `priority`, which another shard has accepted, if that is larger."""
         with self.lock:
-            self._priorities.merge_largest(priority)
+            self._priorities.merge_max_priority(priority)
 
 
 MAX_CLIENTS = 4096

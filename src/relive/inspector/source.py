@@ -205,7 +205,7 @@ def _rollout_source(rollout: RolloutBuffer) -> ReportSource:
 
 def _distillation_source(buffer: DistillationBuffer) -> ReportSource:
     ring = buffer._ring
-    rows = torch.arange(ring.oldest, ring.head, device=buffer.device)
+    rows = torch.arange(ring.oldest_row, ring.head, device=buffer.device)
     columns = _declared_columns(buffer) if buffer._columns else {}
     leaves = dict(zip(columns, buffer._columns, strict=True))
     columns[_ROUND] = ((), torch.int64)

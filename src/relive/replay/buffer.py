@@ -38,7 +38,7 @@ from relive.replay.read_plan import INDEX, WEIGHT, LeafSpecs, Leaves
 from relive.replay.recovery import RecoverableBuffer
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.samplers.registry import load_sampler_state, sampler_config
+from relive.replay.samplers.registry import load_sampler_state, make_sampler_config
 from relive.replay.samplers.sampler import require_sampler
 from relive.replay.step_input import StepInput
 from relive.replay.views import View
@@ -332,7 +332,7 @@ class ReplayBuffer(StateDictMixin):
         self._issue_pending_warning()
         number = save(self, path, keep=keep)
         with self._lock:
-            faults = [*find_device_faults(self.storage.rows), *self.sampler.faults()]
+            faults = [*find_device_faults(self.storage.rows), *self.sampler.find_input_faults()]
         for fault in faults:
             warn_user(f"save: {fault}")
         return number
@@ -457,7 +457,7 @@ class ReplayBuffer(StateDictMixin):
 
     def _memory_ranges(self) -> list[MemoryRange]:
         """Return the addresses of the rows and of the sampler's arrays, which `out` must not overlap."""
-        return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.own_arrays())]
+        return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.owned_arrays())]
 
     def _require_rows(self, count: int, view: BoundView) -> None:
         """Raise if no row is stored, or if the batch does not fit in memory."""
@@ -617,7 +617,7 @@ class ReplayBuffer(StateDictMixin):
             "next_obs": self.next_obs,
             "autoreset": None if self.autoreset is None else self.autoreset.name,
             "device": str(self.device),
-            "sampler": sampler_config(self.unbound_sampler),
+            "sampler": make_sampler_config(self.unbound_sampler),
             "listeners": self._observers.config(),
         }
 
@@ -636,7 +636,7 @@ class ReplayBuffer(StateDictMixin):
 
     def rows(self) -> Rows:
         """Return the rows to save: complete transitions without mutable fields, which no write modifies."""
-        return self.storage.rows.complete_rows()
+        return self.storage.rows.rows_to_save()
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore the saved state, without the rows; raises a CorruptCheckpoint if it is invalid."""

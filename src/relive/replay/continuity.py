@@ -144,7 +144,7 @@ def count_stored_continuity(rows: RowStorage) -> StepContinuityStats:
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
     final = final[is_step.view(-1)[ring.shift(final, -1)]]
     last_steps, start = ring.shift(final, -1), ring.shift(final)
-    flags = [flag.view(-1)[last_steps] for flag in rows.flags()]
+    flags = [flag.view(-1)[last_steps] for flag in rows.end_flags()]
     cut = int((~(flags[0] | flags[1])).sum())
     stats = StepContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
@@ -173,7 +173,7 @@ def _find_episode_ends(rows: RowStorage, final_slots: np.ndarray) -> tuple[np.nd
     ring = rows.ring
     last_steps = (final_slots - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))
-    terminated, truncated = (flag.view(-1).cpu().numpy()[last_steps] for flag in rows.flags())
+    terminated, truncated = (flag.view(-1).cpu().numpy()[last_steps] for flag in rows.end_flags())
     is_step = (kind[last_steps] == TRANSITION) | (kind[last_steps] == HISTORY)
     is_end = is_step & (kind[final_slots] == FINAL) & ~first[last_steps] & (terminated | truncated)
     is_equal = np.ones(len(final_slots), bool)

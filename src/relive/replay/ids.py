@@ -33,7 +33,7 @@ def find_slots(backend: Backend, ids: torch.Tensor, *, padded: bool) -> torch.Te
     return slots
 
 
-def _count_true(mask: torch.Tensor) -> Any:
+def _count_true(mask: torch.Tensor) -> int | torch.Tensor:
     """Return the number of True items; a tensor on devices other than the CPU."""
     total = as_numpy_if_cpu(mask).sum()
     return total if isinstance(total, torch.Tensor) else int(total)

@@ -80,7 +80,7 @@ def _check_tensor_layouts(rows: RowStorage) -> None:
 
 
 def _check_heads_and_flags(rows: RowStorage, host: _HostRows) -> None:
-    terminated, truncated = rows.flags()
+    terminated, truncated = rows.end_flags()
     ring = rows.ring
     for name, tensor in (
         ("terminated", terminated), ("truncated", truncated), ("first", ring.first), ("open", ring.open),
@@ -116,7 +116,7 @@ class _HostRows:
     def __init__(self, rows: RowStorage) -> None:
         ring, slots = rows.ring, rows.ring.slots
         vars(self).update((name, on_host(tensor)) for name, tensor in ring.state.items())
-        self.terminated, self.truncated = map(on_host, rows.flags())
+        self.terminated, self.truncated = map(on_host, rows.end_flags())
         self._newest = self.head - ~self.open
         age_dtype = np.int32 if slots < 1 << 30 else np.int64
         max_age = np.minimum(self._newest - self.floor, slots).astype(age_dtype)

@@ -23,7 +23,7 @@ from relive.replay.ids import (
     write_mutable_leaves,
 )
 from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, LeafSpecs, Leaves
-from relive.replay.samplers.prioritized import refuse_priorities
+from relive.replay.samplers.prioritized import refuse_invalid_priorities
 from relive.replay.views import View
 from relive.schema.assembly import (
     assemble,
@@ -165,7 +165,7 @@ class Mixture:
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
         # Priorities are checked before any buffer is changed, but not on devices, where the check would synchronise.
         if numpy_view(values) is not None:
-            refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
+            refuse_invalid_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         updates = [(buffer, source == i) for i, buffer in enumerate(buffers) if is_prioritized[i]]
         # `locate` raises for ids that were never issued, so these raise before any buffer is changed.

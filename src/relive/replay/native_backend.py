@@ -43,7 +43,7 @@ class NativeBackend(Backend):
         self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few_slots: torch.Tensor | None = None
         """Cached slots of all transitions, if there are few; None after a write."""
-        self._rows_left = rows.ring.rows_left()
+        self._rows_left = rows.ring.num_rows_left()
 
     def write(
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
@@ -87,7 +87,7 @@ class NativeBackend(Backend):
 
     def rebuild_caches(self) -> None:
         self._few_slots = None
-        self._rows_left = self.ring.rows_left()
+        self._rows_left = self.ring.num_rows_left()
 
     def __len__(self) -> int:
         return self.core.stored()

@@ -105,7 +105,7 @@ class ReadPlan:
     step_index: bool = False
     """Whether packed sequences have "step_index" [B, L]: the ids of their steps, -1 for padding."""
     reduced: ReadPlan | None = None
-    """The plan of the final batch, for which `torch_reader.reduce` needs these steps; None without a reduction."""
+    """The plan of the final batch, for which `reduce_steps` needs these steps; None without a reduction."""
     max_steps: int = 2**63
     """Upper bound of `num_steps_around`; packed plans ignore it."""
 
@@ -168,7 +168,7 @@ class ReadPlan:
         return {path: forms[path] for path in self.paths}
 
     def with_all_steps(self, schema: Schema) -> ReadPlan:
-        """Return the plan of every field of all needed steps, for a view that changes steps and calls `reduce`.
+        """Return the plan of every field of all needed steps, for a view that changes steps and calls `reduce_steps`.
 
         The steps are packed sequences; for a plan of single steps they have no axis of steps.
         """

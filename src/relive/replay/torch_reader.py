@@ -55,9 +55,9 @@ class TorchReader(PlanReader):
     def __init__(self, backend: Backend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
         self._summed = {read.leaf: read.path for read in plan.reads if read.group.anchor is ReadAnchor.SUM}
-        self._windows = {group: _leaf_paths(plan, group) for group in plan.groups if group.offsets is not None}
+        self._windows = {group: _find_leaf_paths(plan, group) for group in plan.groups if group.offsets is not None}
         items = [group for group in plan.groups if group.offsets is None and group.anchor is not ReadAnchor.SUM]
-        self._items = {group.anchor: _leaf_paths(plan, group) for group in items}
+        self._items = {group.anchor: _find_leaf_paths(plan, group) for group in items}
         rows, next_items = (self._items.get(anchor, {}) for anchor in (ReadAnchor.ROW, ReadAnchor.NEXT))
         shared_leaves = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in next_items]
         self._shared_leaves = {leaf: (rows.pop(leaf), next_items.pop(leaf)) for leaf in shared_leaves}
@@ -157,13 +157,13 @@ class TorchReader(PlanReader):
         return batch
 
 
-def _leaf_paths(plan: ReadPlan, group: ReadGroup) -> dict[int, Path]:
+def _find_leaf_paths(plan: ReadPlan, group: ReadGroup) -> dict[int, Path]:
     return {read.leaf: read.path for read in plan.reads if read.group == group}
 
 
 def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the nearest stored step per offset of all groups [B, offsets], and a mask of offsets that are stored."""
-    steps, is_from_last, has_final_obs = _offset_constants(plan, extent.following.device)
+    steps, is_from_last, has_final_obs = _make_offset_tensors(plan, extent.following.device)
     target_steps = steps if extent.last is None else steps + is_from_last * extent.last.unsqueeze(1)
     max_steps = extent.following.unsqueeze(1) + has_final_obs
     steps = torch.minimum(torch.maximum(target_steps, -extent.preceding.unsqueeze(1)), max_steps)
@@ -174,7 +174,7 @@ def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Ten
 # because inference tensors would be unusable in training.
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
-def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _make_offset_tensors(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the steps of all offsets, and masks of offsets that count from the last step or count observations."""
     offsets = [
         (offset, group.anchor is ReadAnchor.NEXT, group) for group in plan.groups for offset in group.offsets or ()
@@ -188,7 +188,7 @@ def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tenso
     return steps, is_from_last, counts_observations
 
 
-def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
+def reduce_steps(steps: Leaves, plan: ReadPlan) -> Leaves:
     """Compute the batch of a plan from all its steps [B, L, …], which `with_all_steps` read and a view may change."""
     if plan.is_transition:
         return {path: steps[path] for path in plan.paths}
@@ -228,7 +228,7 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
     batch: Leaves = {}
     for group, step, mask in zip(groups, nearest_steps.split(sizes, 1), inside.split(sizes, 1), strict=True):
         positions = torch.minimum(step, following) + extent.preceding.unsqueeze(1)
-        for path in _leaf_paths(plan, group).values():
+        for path in _find_leaf_paths(plan, group).values():
             obs_path = ("obs", *path[1:]) if group.anchor is ReadAnchor.NEXT else path
             leaf = as_indexable(steps[obs_path])[rows, positions]
             if group.counts_observations:

@@ -181,24 +181,24 @@ class BoundView:
         if self.finish is not None:
             leaves = self.finish(leaves, ReadContext(slots, self._random, self.plan, self._backend))
             if self._users_class is not None:
-                check_finished(f"{self._users_class}.finish", leaves, slots)
+                check_finished_batch(f"{self._users_class}.finish", leaves, slots)
             if INDEX not in leaves:
                 leaves[INDEX] = self._backend.ids(slots)
         if weight is not None:
             leaves[WEIGHT] = weight
         return leaves
 
-    def check_out(self, out: lazy.TensorDict, count: int, added: LeafSpecs, own: Iterable[MemoryRange]) -> Leaves:
-        """Return the tensors of `out` by path; raises if a batch of `count` rows does not fit, or overlaps `own`.
+    def check_out(self, out: lazy.TensorDict, count: int, added: LeafSpecs, memory: Iterable[MemoryRange]) -> Leaves:
+        """Return the tensors of `out` by path; raises if a batch of `count` rows does not fit, or overlaps `memory`.
 
         `added` specifies the leaves of the batch that the view does not read, such as weights. If a user's `finish`
-        computes the batch, only the memory is verified, and no tensors are returned.
+        computes the batch, only `memory` is verified, and no tensors are returned.
         """
         if self._users_class is not None:
-            refuse_shared_memory(out, own)
+            refuse_shared_memory(out, memory)
             return {}
         specs = (self.plan.reduced or self.plan).leaf_specs(self._backend.schema, count) | added
-        tensors = check_targets(out, specs, self._backend.device, own)
+        tensors = check_targets(out, specs, self._backend.device, memory)
         if out.batch_size[:1] != (count,):
             remedy = "Pass an earlier batch as out=."
             raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
@@ -220,7 +220,7 @@ def _make_plan(view: Any, backend: Backend) -> ReadPlan:
     # A plan with `reduced` belongs to Hindsight, which reads goals from other steps of the episode, so it needs time
     # order.
     if not plan.is_transition or plan.reduced is not None:
-        require_order(backend, view)
+        require_time_order(backend, view)
     return plan
 
 
@@ -232,7 +232,7 @@ def _check_offsets(view: Any, plan: ReadPlan) -> None:
         raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
     ends = {(offsets[0], offsets[-1]) for offsets in windows}
     if plan.layout is ReadLayout.PACKED and (len(ends) > 1 or not all(map(_is_range_around_0, windows))):
-        got = " and ".join(dict.fromkeys(map(_offsets_text, windows)))
+        got = " and ".join(dict.fromkeys(map(_describe_offsets, windows)))
         expected = "consecutive offsets around 0, the same for all leaves"
         raise SchemaError(explain(where, expected, got, remedy))
 
@@ -243,11 +243,11 @@ def _is_range_around_0(offsets: Offsets[int]) -> bool:
     return isinstance(offsets, range) or all(b - a == 1 for a, b in pairwise(offsets))
 
 
-def _offsets_text(offsets: Offsets[int]) -> str:
+def _describe_offsets(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 
-def check_finished(where: str, leaves: Any, slots: torch.Tensor) -> None:
+def check_finished_batch(where: str, leaves: Any, slots: torch.Tensor) -> None:
     """Raise unless a user's `finish` returned tensors by path, with one item per row."""
     rows, device = len(slots), slots.device
     remedy = "Return the leaves of the batch by path, each [B, …]."
@@ -280,9 +280,9 @@ def _require_view(view: Any) -> View:
     raise SchemaError(explain("view", "a view with a method plan", repr(view), "Pass a view of relive."))
 
 
-def require_order(backend: Backend, user: object) -> None:
-    """Raise if the rows have no time order; `user` is the view or sampler that reads several steps."""
+def require_time_order(backend: Backend, reader: object) -> None:
+    """Raise if the rows have no time order; `reader` is the view or sampler that reads several steps."""
     if backend.stores_next_obs:
         remedy = 'Use the default next_obs="shared".'
-        name = type(user).__name__
+        name = type(reader).__name__
         raise SchemaError(explain(name, "rows in time order", 'a buffer with next_obs="stored"', remedy))
