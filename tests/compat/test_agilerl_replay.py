@@ -375,7 +375,7 @@ def test_rows_are_drawn_by_their_priority_to_the_power_of_alpha() -> None:
     assert sorted(set(alone)) == pytest.approx([1 / 4, 1 / 2, 1])
 
 
-def test_new_rows_have_the_max_priority_given_so_far() -> None:
+def test_new_rows_have_the_largest_priority_given_so_far() -> None:
     memory = PrioritizedReplayBuffer(4, alpha=1.0)
     memory.add(make_steps(0, 1))
     memory.update_priorities([0], [9.0])
@@ -413,7 +413,7 @@ def test_the_trees_show_priorities_to_the_power_of_alpha() -> None:
     assert memory.sum_tree[0] == memory.sum_tree[3] == memory.max_priority**memory.alpha == 3.0**0.6
 
 
-def test_the_max_priority_is_one_that_a_stored_row_was_given() -> None:
+def test_the_largest_priority_is_one_that_a_stored_row_was_given() -> None:
     memory = PrioritizedReplayBuffer(2, alpha=1.0)
     memory.add(make_steps(0, 3))
     # Row 0 is overwritten.

@@ -364,7 +364,7 @@ class TestPrioritized:
             buffer.add(**make_transition(t))
         return buffer
 
-    def test_new_rows_have_the_max_priority_so_far(self) -> None:
+    def test_new_rows_have_the_largest_priority_so_far(self) -> None:
         buffer = self.buffer(adds=0)
         assert (buffer.sum_tree.capacity, buffer._max_priority, buffer.sum_tree.data_pointer) == (12, 1.0, 0)
         buffer.add(**make_transition(0))

@@ -512,7 +512,7 @@ def test_t24_clear_forgets_rows_priorities_and_open_episodes_but_not_the_numbers
     assert window[("is_first",)].tolist() == [[True, False, False]]
 
 
-def test_t24_the_max_priority_of_forgotten_rows_is_forgotten(backend: str) -> None:
+def test_t24_the_largest_priority_of_forgotten_rows_is_forgotten(backend: str) -> None:
     replay = prioritized([9.0, 1.0, 5.0])
     replay.clear()
     replay.add([3.0], 0.0, 3.0, False, False, [4.0])

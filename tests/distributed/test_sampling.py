@@ -116,7 +116,7 @@ def test_weights_are_those_of_one_buffer(normalize: Literal["batch", "global"]) 
         assert batch["weight"].dtype == torch.float32
 
 
-def test_new_rows_get_the_max_priority_that_any_shard_has_accepted() -> None:
+def test_new_rows_get_the_largest_priority_that_any_shard_has_accepted() -> None:
     service, calls, _ = filled(rl.Prioritized(alpha=1.0, eps=0.0))
     service.update_priority(torch.tensor([0]), torch.tensor([50.0]))
     service.extend(make_steps([6], 100, 1), env_ids=[6])

@@ -96,7 +96,7 @@ def test_weights_of_any_priorities_are_in_their_range(
     check_weights(replay.sample(400), priorities, normalize, alpha * beta)
 
 
-def test_a_new_row_takes_the_max_priority_of_all(backend: str) -> None:
+def test_a_new_row_takes_the_largest_priority_of_all(backend: str) -> None:
     replay = prioritized([1e308, 1.0], eps=0.0, alpha=1.0)
     replay.add([2.0], 0.0, 2.0, False, False, [3.0])  # replaces the row with 1e308
     assert set(replay.sample(500)["index"].tolist()) == {2}

@@ -586,7 +586,7 @@ class TestUpdating:
         with pytest.raises(rl.SchemaError, match=f"Prioritized.{next(iter(wrong))}: expected"):
             rl.Prioritized(**wrong)
 
-    def test_a_new_row_has_the_max_priority_so_far(self, backend: str) -> None:
+    def test_a_new_row_has_the_largest_priority_so_far(self, backend: str) -> None:
         replay = fill(3, sampler=rl.Prioritized(alpha=1.0, eps=0.0))
         replay.update_priority([0, 1, 2], [1.0, 7.0, 2.0])
         replay.update_priority([1], [1.0])

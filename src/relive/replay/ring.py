@@ -263,7 +263,7 @@ class Ring:
         self.drop_rows_before(torch.where(mask, self.head + max_new_rows - self.slots, 0))
 
     def drop_rows_before(self, first_kept_rows: torch.Tensor) -> None:
-        """Drop rows before `first_kept_rows` [N] or before a missing row, and final rows that no transition precedes."""
+        """Drop rows before `first_kept_rows` [N] or before a missing row, and final rows that follow no transition."""
         row, kind = self.row_numbers(), self.kind
         is_missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, first_kept_rows))
         first_kept_rows = torch.maximum(first_kept_rows, torch.where(is_missing, row + 1, 0).amax(0))
