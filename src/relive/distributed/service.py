@@ -379,7 +379,7 @@ class ReplayService:
         answers: dict[int, tuple[int, float]] = self._reader.call("update", deadline, updates)
         max_priority = max(largest for _, largest in answers.values())
         outdated_shards = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
-        self._reader.call("raise_max_priority", deadline, outdated_shards)
+        self._reader.call("raise_largest_priority", deadline, outdated_shards)
         return sum(stale for stale, _ in answers.values())
 
     def write(self, index: Any, **fields: Any) -> int:

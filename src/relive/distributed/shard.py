@@ -103,7 +103,7 @@ class ShardReader:
             flat = flatten_ids(buffer_ids[is_valid], self._buffer.device)
             return write_mutable_leaves(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
-    def raise_max_priority(self, priority: float) -> None:
+    def raise_largest_priority(self, priority: float) -> None:
         """Set the priority of new rows to `priority`, which another shard has accepted, if that is larger."""
         with self.lock:
             self._priorities.merge_max_priority(priority)
