@@ -157,7 +157,7 @@ class DistillationBuffer(StateDictMixin):
                 return self.add(obs, action, **extra)
             count = leading_shape[0] if leading_shape else 1
             leaves = leaves if leading_shape else [leaf.unsqueeze(0) for leaf in leaves]
-            pieces, head = self._ring.next_slots(count), self._ring.head + count
+            pieces, head = self._ring.find_next_slices(count), self._ring.head + count
 
             def change() -> None:
                 for rows, slots in pieces:
@@ -283,7 +283,7 @@ class DistillationBuffer(StateDictMixin):
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
-        return Rows(columns, *(torch.tensor([row], device="cpu") for row in (self._ring.oldest, self._ring.head)))
+        return Rows(columns, *(torch.tensor([row], device="cpu") for row in (self._ring.oldest_row, self._ring.head)))
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state, except the rows; raise a CorruptCheckpoint if it is inconsistent."""
@@ -383,10 +383,10 @@ class DistillationBuffer(StateDictMixin):
             return self._read_batch(index[start:stop].clone(), targets, out)
 
         def check() -> None:
-            if oldest < self._ring.oldest:
+            if oldest < self._ring.oldest_row:
                 remedy = "Finish the epochs before you add rows that overwrite theirs."
                 expected = f"row {oldest}, the oldest of these epochs, to be stored"
-                raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
+                raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest_row}", remedy))
 
         batches = read_epochs(
             read, rows, batch_size, epochs, shuffle=shuffle, drop_last=drop_last, reads_into_out=out is not None,
@@ -401,9 +401,9 @@ class DistillationBuffer(StateDictMixin):
         import_tensordict()
         with self._lock:
             ids = convert_row_ids(index, self.device).clone()
-            is_absent = (ids < self._ring.oldest) | (ids >= self._ring.head)
+            is_absent = (ids < self._ring.oldest_row) | (ids >= self._ring.head)
             if is_absent.any():
-                expected = f"stored rows ({self._ring.oldest} to {self._ring.head - 1})"
+                expected = f"stored rows ({self._ring.oldest_row} to {self._ring.head - 1})"
                 raise IndexError(explain("index", expected, int(ids[is_absent][0]), "Sample again."))
             return self._read_batch(ids, None, None)
 
@@ -412,7 +412,7 @@ class DistillationBuffer(StateDictMixin):
     def _find_oldest_row(self, where: str, recent: int | None) -> int:
         """Return the oldest stored row, or the oldest of the newest `recent` rounds; raise if there are no rows."""
         start = 0 if recent is None else self._starts[-min(check_positive_int("recent", recent), len(self._starts))]
-        start = max(start, self._ring.oldest)
+        start = max(start, self._ring.oldest_row)
         if start == self._ring.head:
             rows = "at least 1 stored row" if recent is None else f"at least 1 row in the newest {recent} rounds"
             raise NotReadyError(explain(where, rows, 0, "Add rows first."))

@@ -266,7 +266,9 @@ SAMPLERS: dict[str, tuple[Any, Corruption, str]] = {
         "^sums of priorities: expected the sums over the rows, to 1e-9"
     ),
     "no largest priority": (
-        rl.Prioritized(), attribute("sampler._largest", float("inf")), "^largest priority: expected a finite number of"
+        rl.Prioritized(),
+        attribute("sampler._max_priority", float("inf")),
+        "^largest priority: expected a finite number of",
     ),
     "fewer draws than none": (
         rl.Prioritized(), attribute("sampler.num_drawn", -1), "^draws: expected a number of at least 0"

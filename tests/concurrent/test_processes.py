@@ -133,7 +133,7 @@ class TestCopyingBesideWriters:
                 other.add(now, np.full(2, float(t)), np.arange(2), flags, flags, then)
 
         write(0, 6)
-        copied, read = [], NativeReader._read_unlocked
+        copied, read = [], NativeReader._read_without_lock
 
         def overwritten(self: Any, reserved: Any, slots: torch.Tensor) -> Any:
             leaves = read(self, reserved, slots)
@@ -142,7 +142,7 @@ class TestCopyingBesideWriters:
             write(6, 3)
             return leaves
 
-        monkeypatch.setattr(NativeReader, "_read_unlocked", overwritten)
+        monkeypatch.setattr(NativeReader, "_read_without_lock", overwritten)
         batch = replay.sample(32)
         assert min(copied[0]) < 3, "a row that is gone now"
         assert len(copied) == 1
@@ -166,7 +166,7 @@ class TestCopyingBesideWriters:
             monkeypatch.setattr(NativeReader, name, watched)
 
         watch("read")
-        watch("_read_unlocked")
+        watch("_read_without_lock")
         replay.sample(8)
         replay.sample(8, rl.NStep(1, 0.9))
         replay.sample(8, out=replay.sample(8))

@@ -13,7 +13,7 @@ from relive.concurrent import Handle
 from relive.replay import native_backend
 
 WIDTH, ROWS = 1 << 15, 12
-make_ring = native_backend._make_ring
+make_ring = native_backend._make_native_ring
 FALSE = np.zeros(1, bool)
 
 
@@ -38,7 +38,7 @@ def torn_rows(rows: Any) -> list[int]:
 
 
 def make_ring_without_journal(rows: Any) -> Any:
-    """For a canary: replaces `native_backend._make_ring` and omits the journal of rewrites."""
+    """For a canary: replaces `native_backend._make_native_ring` and omits the journal of rewrites."""
     journal, rows.rewrite_journal = rows.rewrite_journal, None
     ring = make_ring(rows)
     rows.rewrite_journal = journal
@@ -49,7 +49,7 @@ def rewrite_until_killed(where: Handle | Path, counts: Path, careless: bool) -> 
     """Rewrite all rows, pass after pass; `counts` [2] holds the passes begun and done."""
     torch.set_num_threads(1)
     if careless:
-        native_backend._make_ring = make_ring_without_journal
+        native_backend._make_native_ring = make_ring_without_journal
     replay = make_buffer(rl.Memory.disk(where)) if isinstance(where, Path) else rl.connect(where, seed=1)
     ids, told = replay.ids(), np.memmap(counts, np.int64, "r+", shape=(2,))
     wide, mark = torch.zeros(len(ids), WIDTH, dtype=torch.int64), torch.zeros(len(ids), dtype=torch.int64)

@@ -67,7 +67,7 @@ def read_state(buffer: Any) -> dict[str, Any]:
             state[f"array rows.column{i}"] = bits(tensor[: buffer.num_stored]) if len(tensor) > 1 else b""
     if isinstance(buffer, rl.DistillationBuffer):
         ring = buffer._ring
-        rows = torch.arange(ring.oldest, ring.head) % ring.capacity
+        rows = torch.arange(ring.oldest_row, ring.head) % ring.capacity
         state |= {f"row {i}": bits(column[rows]) for i, column in enumerate(buffer._columns)}
     return state
 

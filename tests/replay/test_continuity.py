@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.replay.continuity import ContinuityStats, stored_continuity
+from relive.replay.continuity import StepContinuityStats, count_stored_continuity
 from tests.tiers import select
 
 CUTS = r"obs: expected steps that start where the step before led, got ([\d,]+) of ([\d,]+) that do not\."
@@ -327,7 +327,7 @@ def step_of(random: np.random.Generator, obs: float) -> Step:
     return start, bool(random.random() < 0.2), bool(random.random() < 0.2), float(random.integers(3))
 
 
-def count_every_way(make: Callable[[], rl.ReplayBuffer], fields: dict[str, np.ndarray]) -> set[ContinuityStats]:
+def count_every_way(make: Callable[[], rl.ReplayBuffer], fields: dict[str, np.ndarray]) -> set[StepContinuityStats]:
     """Return the counts of both backends for 60 steps: as single steps, and as blocks of 7 and of 60 steps."""
     counts = set()
     for forced in (False, True):
@@ -392,9 +392,9 @@ def test_stacked_frames_are_counted_as_whole_stacks(autoreset: str | None, pad: 
     assert len(counts) == 1
 
 
-def chains_of(buffer: rl.ReplayBuffer) -> ContinuityStats:
+def chains_of(buffer: rl.ReplayBuffer) -> StepContinuityStats:
     store: Any = buffer.storage
-    return store.continuity()
+    return store.read_continuity_stats()
 
 
 def test_other_devices_report_in_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +420,7 @@ def test_what_is_stored_shows_what_was_counted(backend: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rl.DataWarning)
             add_all(buffer, stream(100))
-        assert stored_continuity(buffer.storage.rows) == chains_of(buffer), stream
+        assert count_stored_continuity(buffer.storage.rows) == chains_of(buffer), stream
 
 
 @pytest.mark.parametrize("autoreset", [None, "SAME_STEP", "DISABLED", "NEXT_STEP"])
@@ -430,7 +430,7 @@ def test_stored_time_limits_are_counted_in_every_mode(autoreset: str | None, bac
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rl.DataWarning)
             add_all(buffer, steps)
-        stats = stored_continuity(buffer.storage.rows)
+        stats = count_stored_continuity(buffer.storage.rows)
         return stats.time_limits, stats.time_limits_to_start
 
     # The last of 20 ends is not followed by a step. Under NEXT_STEP the following row resets.

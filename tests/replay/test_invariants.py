@@ -44,7 +44,7 @@ def make(options: dict[str, Any], rng: np.random.Generator) -> rl.ReplayBuffer:
 
 
 def arrays(replay: rl.ReplayBuffer) -> dict[str, np.ndarray]:
-    terminated, truncated = replay.storage.rows.flags()
+    terminated, truncated = replay.storage.rows.end_flags()
     tensors = {**replay.storage.ring.state, "terminated": terminated, "truncated": truncated}
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 

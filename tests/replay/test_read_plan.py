@@ -13,8 +13,8 @@ import torch
 import relive as rl
 from relive import kernels
 from relive.replay import Leaves, ReadPlan
-from relive.replay.read_plan import LAST, NEXT, ROW, Anchor, Group, Layout, LeafRead
-from relive.replay.torch_reader import reduce
+from relive.replay.read_plan import LAST, NEXT, ROW, LeafRead, ReadAnchor, ReadGroup, ReadLayout
+from relive.replay.torch_reader import reduce_steps
 
 STEP = torch.tensor([1.0, 0.0])
 """What every step adds to the observation."""
@@ -50,7 +50,7 @@ def test_unchanged_steps_are_reduced_to_the_batch_of_the_plan(view: Any, backend
     plan = view.plan(store.schema).limit_to_slots(store.schema, store.rows.ring.slots)
     slots = store.stored()
     read = store.make_reader(plan).read(slots)
-    reduced = reduce(store.make_reader(plan.unreduced(store.schema)).read(slots), plan)
+    reduced = reduce_steps(store.make_reader(plan.with_all_steps(store.schema)).read(slots), plan)
     assert list(read) == list(reduced) == list(plan.paths)
     for path, leaf in read.items():
         assert torch.equal(leaf, reduced[path]), path
@@ -60,12 +60,12 @@ def test_unchanged_steps_are_reduced_to_the_batch_of_the_plan(view: Any, backend
 class MixedView:
     """View with a combination of anchors and offsets that no view of relive has."""
 
-    layout: Layout
+    layout: ReadLayout
 
     def plan(self, schema: Any) -> ReadPlan:
         obs, action, reward, terminated = (schema.leaf_indices[n][0] for n in ("obs", "action", "reward", "terminated"))
-        around = Group(Anchor.ROW, (2, -1, 0), ("reward_mask",))
-        after = Group(Anchor.NEXT, (-2, 1), counts_observations=True)
+        around = ReadGroup(ReadAnchor.ROW, (2, -1, 0), ("reward_mask",))
+        after = ReadGroup(ReadAnchor.NEXT, (-2, 1), counts_observations=True)
         reads = (
             LeafRead(("last_obs",), obs, LAST), LeafRead(("after",), obs, NEXT), LeafRead(("obs",), obs, ROW),
             LeafRead(("rewards",), reward, around), LeafRead(("ends",), terminated, around),
@@ -74,8 +74,8 @@ class MixedView:
         return ReadPlan(reads, n=3, gamma=0.9, layout=self.layout)
 
 
-@pytest.mark.parametrize("layout", [Layout.NEAREST, Layout.ZEROS])
-def test_every_backend_reads_any_plan_alike(layout: Layout) -> None:
+@pytest.mark.parametrize("layout", [ReadLayout.NEAREST, ReadLayout.ZEROS])
+def test_every_backend_reads_any_plan_alike(layout: ReadLayout) -> None:
     replay, view = make_buffer(), MixedView(layout)
     with kernels.force("torch"):
         other = make_buffer()

@@ -553,4 +553,4 @@ def _fill_distillation(where: str, buffer: DistillationBuffer, blocks: Iterable[
     fields = {"obs", "action", *declared_fields(buffer)}
     for block in blocks:
         buffer.add(**{field: values for field, values in block.steps.items() if field in fields})
-    return ring.head - max(ring.oldest, old_head)
+    return ring.head - max(ring.oldest_row, old_head)

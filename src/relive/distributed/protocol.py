@@ -18,7 +18,7 @@ from relive.concurrent.processes import Handle
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
-from relive.replay.samplers.registry import sampler_config
+from relive.replay.samplers.registry import make_sampler_config
 from relive.schema.autoreset import parse_autoreset
 from relive.schema.checks import check_above_zero, check_positive_int
 from relive.schema.conversion import convert, path_name
@@ -164,7 +164,7 @@ def _to_plain_value(name: str, value: Any) -> Any:
     if name == "extra":
         return {key: declaration_config(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
     if name == "sampler":
-        return sampler_config(value) or type(value).__name__
+        return make_sampler_config(value) or type(value).__name__
     if name == "autoreset":
         mode = parse_autoreset(value)
         return None if mode is None else mode.name

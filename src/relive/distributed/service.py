@@ -49,7 +49,7 @@ def compute_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardT
     smallest = float(masses.min())
     if sampler.normalize == "global":
         smallest = min(smallest, *(shard.smallest_mass for shard in totals))
-    return importance_weights(masses, smallest, sampler.beta_after(num_drawn, num_drawn // len(masses)))
+    return importance_weights(masses, smallest, sampler.compute_beta(num_drawn, num_drawn // len(masses)))
 
 
 class Writer:

@@ -29,7 +29,7 @@ from relive.distributed.protocol import (
 )
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.ids import flatten_ids, write_back
+from relive.replay.ids import flatten_ids, write_mutable_leaves
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
 from relive.storage.allocator import supports_persistent_memory
@@ -93,7 +93,7 @@ class ShardReader:
         with self.lock:
             buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             stale = self._buffer.update_priority(buffer_ids[is_valid], priority[is_valid])
-            return stale + int((~is_valid).sum()), self._priorities.merge_largest()
+            return stale + int((~is_valid).sum()), self._priorities.merge_max_priority()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
         """Write mutable leaves of rows; return the number of rows that were overwritten or lost in a restart."""
@@ -101,12 +101,12 @@ class ShardReader:
             buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
             values = {i: to_tensor([array[is_valid]]) for i, array in leaves.items()}
             flat = flatten_ids(buffer_ids[is_valid], self._buffer.device)
-            return write_back(self._buffer.storage, *flat, values) + int((~is_valid).sum())
+            return write_mutable_leaves(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Set the priority of new rows to `priority`, which another shard has accepted, if that is larger."""
         with self.lock:
-            self._priorities.merge_largest(priority)
+            self._priorities.merge_max_priority(priority)
 
 
 MAX_CLIENTS = 4096

@@ -16,8 +16,8 @@ from relive.datasets.minari import read_episodes
 from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.continuity import ContinuityStats, stored_continuity
-from relive.replay.ids import sort_rows
+from relive.replay.continuity import StepContinuityStats, count_stored_continuity
+from relive.replay.ids import sort_rows_by_time
 from relive.replay.ring import FINAL
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.conversion import as_tensor
@@ -76,7 +76,7 @@ class ReportSource:
     """Figures of the sampler about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
     """For each leaf of stacked frames, the stacking axis of a row; the newest frame is last."""
-    continuity: ContinuityStats = field(default_factory=ContinuityStats)
+    continuity: StepContinuityStats = field(default_factory=StepContinuityStats)
     """Counts of steps that continue the step before them."""
     stretches: list[tuple[int, int]] | None = None
     """Ranges of rows (start, stop) that must be read one by one; None if any rows can be read together."""
@@ -118,7 +118,7 @@ def _make_episode_spans(*columns: torch.Tensor) -> EpisodeSpans:
 def _make_replay_source(replay: ReplayBuffer) -> ReportSource:
     storage, envs = replay.storage, replay.num_envs or 1
     ring = storage.ring
-    ids, slots, is_first = sort_rows(storage)
+    ids, slots, is_first = sort_rows_by_time(storage)
     columns = _list_declared_columns(replay)
     leaf_numbers = {path: i for i, path in enumerate(columns)}
 
@@ -167,7 +167,7 @@ def _make_replay_source(replay: ReplayBuffer) -> ReportSource:
         priority_mass=by_row.get("mass"),
         draw_counts=by_row.get("drawn"),
         reuse=reuse,
-        continuity=stored_continuity(storage.rows),
+        continuity=count_stored_continuity(storage.rows),
         stacks={
             path: leaf.axis for path, leaf in iter_leaves((), declared_fields(replay)) if isinstance(leaf, Stacked)
         },
@@ -205,7 +205,7 @@ def _make_rollout_source(rollout: RolloutBuffer) -> ReportSource:
 
 def _make_distillation_source(buffer: DistillationBuffer) -> ReportSource:
     ring = buffer._ring
-    rows = torch.arange(ring.oldest, ring.head, device=buffer.device)
+    rows = torch.arange(ring.oldest_row, ring.head, device=buffer.device)
     columns = _list_declared_columns(buffer) if buffer._columns else {}
     leaves = dict(zip(columns, buffer._columns, strict=True))
     columns[_ROUND] = ((), torch.int64)

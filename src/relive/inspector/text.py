@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from relive.replay.continuity import MIN_ENDS, ContinuityStats
+from relive.replay.continuity import MIN_ENDS, StepContinuityStats
 
 
 def format_number(value: float | None) -> str:
@@ -185,7 +185,7 @@ def find_warnings(report: dict[str, Any]) -> Iterator[str]:
         for kind, word in (("nan", "NaN"), ("infinite", "infinite")):
             if part[kind]:
                 yield f"{part['name']}: {part[kind]:,} number{'s are' if part[kind] > 1 else ' is'} {word}."
-    yield from _find_continuity_warnings(ContinuityStats(**report["chains"]))
+    yield from _find_continuity_warnings(StepContinuityStats(**report["chains"]))
     yield from _find_constant_warnings(fields, report["read"])
     if "count" in (report["episodes"] or {}):
         yield from _find_end_warnings(report["episodes"])
@@ -239,7 +239,7 @@ def _find_constant_warnings(fields: list[dict[str, Any]], read: dict[str, int]) 
             yield f"{_join_names([part['name'] for part in constant_parts])} never change in {rows}."
 
 
-def _find_continuity_warnings(stats: ContinuityStats) -> Iterator[str]:
+def _find_continuity_warnings(stats: StepContinuityStats) -> Iterator[str]:
     messages = dict(stats.warnings())
     if "cuts" in messages:
         yield (

@@ -15,7 +15,7 @@ import torch
 from relive.errors import explain
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.reader import Reader, make_reader
-from relive.replay.continuity import ContinuityCounter, ContinuityStats, stored_continuity
+from relive.replay.continuity import StepContinuityCounter, StepContinuityStats, count_stored_continuity
 from relive.replay.invariants import check_kernels, check_rows
 from relive.replay.read_plan import PlanReader, ReadPlan
 from relive.replay.row_storage import RowStorage
@@ -43,7 +43,7 @@ class Backend:
         """Whether next observations are stored explicitly. Rows then have no order: only transitions can be read."""
         self.warning: str | None = None
         """Warning to issue about written steps that look like a mistake; None without one."""
-        self.counter = ContinuityCounter()
+        self.counter = StepContinuityCounter()
         """Counts of the steps that this object has written, for warnings."""
         self._readers: dict[Any, Reader] = {}
         self._tree: PriorityTree | None = None
@@ -76,13 +76,13 @@ class Backend:
         """Return the slots where the last write added or removed a transition, in order."""
         raise NotImplementedError
 
-    def continuity(self) -> ContinuityStats:
+    def read_continuity_stats(self) -> StepContinuityStats:
         """Return the continuity statistics of the steps written by this object."""
         return self.counter.stats
 
-    def cut(self, envs: torch.Tensor | None, on_complete: Callable[[], None]) -> None:
+    def end_episodes(self, envs: torch.Tensor | None, on_complete: Callable[[], None]) -> None:
         """End the current episodes of these environments, or of all; then call `on_complete`."""
-        self.ring.cut(envs, on_complete)
+        self.ring.end_episodes(envs, on_complete)
 
     def clear(self) -> None:
         """Delete every row. Idempotent."""
@@ -95,11 +95,11 @@ class Backend:
         """Restore a valid ring after a process died while it held the lock."""
         self.ring.recover()
 
-    def late_warnings(self) -> Iterator[str]:
+    def find_row_warnings(self) -> Iterator[str]:
         """Yield warnings about stored rows, unless writes are counted."""
         if not self.counter.is_on and self.rows.has_values:
-            stats = stored_continuity(self.rows)
-            while (message := self.counter.next_warning(stats)) is not None:
+            stats = count_stored_continuity(self.rows)
+            while (message := self.counter.take_next_warning(stats)) is not None:
                 yield message
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class Backend:
         """Whether no row can be drawn. On a device this is what the host knows without synchronising."""
         return not len(self)
 
-    def make_random(self, seed: int | None) -> Any:
+    def make_random(self, seed: int | None) -> Randomness:
         """Make the random number generator that `draw` uses."""
         return Randomness(seed)
 
@@ -119,7 +119,7 @@ class Backend:
         """Draw slots [count] uniformly, with replacement. At least one row must be stored."""
         raise NotImplementedError
 
-    def priority_tree(self) -> Any:
+    def priority_tree(self) -> PriorityTree:
         """Return the sum tree of priorities: one leaf per slot, initially zero, and one unused leaf after them."""
         if self._tree is None:
             self._tree = self._make_tree(self.num_slots + 1)
@@ -128,7 +128,7 @@ class Backend:
     def _make_tree(self, num_leaves: int) -> PriorityTree:
         return priority_tree(num_leaves, self.device, self.allocator)
 
-    def set_written_masses(self, mass: float | torch.Tensor) -> None:
+    def set_mass_of_written_rows(self, mass: float | torch.Tensor) -> None:
         """Set the mass in the priority tree of all transitions that the last write added, and 0 for removed ones."""
         raise NotImplementedError
 
@@ -139,7 +139,7 @@ class Backend:
     def read_leaves(self, slots: torch.Tensor, leaves: Sequence[int], *, padded: bool = False) -> list[torch.Tensor]:
         """Read the leaves with these indices at slots; with `padded`, slot -1 gives zeros."""
         unstacked = tuple(i for i in leaves if i not in self.rows.stacked)
-        tensors = self._gather(self.rows.leaves, unstacked, slots, padded)
+        tensors = self._gather_leaves(self.rows.leaves, unstacked, slots, padded)
         if len(unstacked) == len(leaves):
             return tensors
         tensor_by_leaf = dict(zip(unstacked, tensors, strict=True))
@@ -148,7 +148,7 @@ class Backend:
     def read_next_leaves(self, slots: torch.Tensor, leaves: Sequence[int]) -> list[torch.Tensor]:
         """Read the next observations at slots, which must be stored explicitly; `leaves` are indices in the schema."""
         indices = tuple(self.rows.obs_leaves.index(leaf) for leaf in leaves)
-        return self._gather(self.rows.next_leaves, indices, slots, padded=False)
+        return self._gather_leaves(self.rows.next_leaves, indices, slots, padded=False)
 
     def find_next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return slots and the slots after them [2, B], and the ids of the rows.
@@ -158,13 +158,13 @@ class Backend:
         row_slots = slots.unsqueeze(0) if self.stores_next_obs else torch.stack([slots, self.ring.shift(slots)])
         return row_slots, self.ids(slots)
 
-    def _gather(
-        self, source: tuple[torch.Tensor, ...], indices: tuple[int, ...], slots: torch.Tensor, padded: bool
+    def _gather_leaves(
+        self, tensors: tuple[torch.Tensor, ...], indices: tuple[int, ...], slots: torch.Tensor, padded: bool
     ) -> list[torch.Tensor]:
-        key = (source is self.rows.leaves, indices)
+        key = (tensors is self.rows.leaves, indices)
         leaf_reader = self._readers.get(key)
         if leaf_reader is None:
-            leaf_reader = self._readers[key] = make_reader([source[i] for i in indices], 2, self.ring.size)
+            leaf_reader = self._readers[key] = make_reader([tensors[i] for i in indices], 2, self.ring.size)
         return leaf_reader.take(slots, 0, len(slots), padded)
 
     def _rebuild_stacks(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
@@ -209,9 +209,9 @@ class Backend:
         """Verify the checksums of all rows, if there are any."""
 
 
-def never_issued_error(ids: torch.Tensor, place: int) -> IndexError:
-    """Make the IndexError for the id at position `place`, which was never issued."""
+def make_unissued_id_error(ids: torch.Tensor, position: int) -> IndexError:
+    """Make the IndexError for the id at position `position`, which was never issued."""
     remedy = "Pass ids from batch['index']."
-    if int(ids[place]) == -1:
+    if int(ids[position]) == -1:
         remedy = "-1 pads batch['step_index']: pass it in its shape [B, L], or select by batch['mask']."
-    return IndexError(explain(f"index[{place}]", "the id of a stored transition", int(ids[place]), remedy))
+    return IndexError(explain(f"index[{position}]", "the id of a stored transition", int(ids[position]), remedy))

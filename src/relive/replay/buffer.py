@@ -21,18 +21,24 @@ from relive.kernels import complete
 from relive.locking import ClosedLock, make_lock, make_recovery_callback
 from relive.replay.backend import Backend
 from relive.replay.config import (
+    check_saved_sizes,
     make_backend,
     read_saved_arguments,
     refuse_observers_in_shared_memory,
-    require_saved_sizes,
 )
-from relive.replay.ids import flatten_ids, flatten_mutable_fields, sort_rows, update_priorities, write_back
-from relive.replay.invariants import device_faults
+from relive.replay.ids import (
+    flatten_ids,
+    flatten_mutable_fields,
+    sort_rows_by_time,
+    update_priorities,
+    write_mutable_leaves,
+)
+from relive.replay.invariants import find_device_faults
 from relive.replay.read_plan import INDEX, WEIGHT, LeafSpecs, Leaves
 from relive.replay.recovery import RecoverableBuffer
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.samplers.registry import load_sampler_state, sampler_config
+from relive.replay.samplers.registry import load_sampler_state, make_sampler_config
 from relive.replay.samplers.sampler import require_sampler
 from relive.replay.step_input import StepInput
 from relive.replay.views import View
@@ -227,7 +233,7 @@ class ReplayBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         """Store one step of every environment, or of the environments `env_ids`."""
         if self.storage.warning is not None:
-            self._issue_warning()
+            self._issue_pending_warning()
         with self._lock:
             envs = None if env_ids is None else self._input.convert_env_ids(env_ids)
             values = (obs, action, reward, terminated, truncated)
@@ -247,7 +253,7 @@ class ReplayBuffer(StateDictMixin):
         the step's arrays and info masks have one row per environment in `env_ids`.
         """
         if self.storage.warning is not None:
-            self._issue_warning()
+            self._issue_pending_warning()
         with self._lock:
             envs, mode = self._input.convert_env_ids(env_ids), self.autoreset
             leaves, next_leaves, info = self._input.flatten_gymnasium_step(obs, action, step, extra, mode, envs)
@@ -264,7 +270,7 @@ class ReplayBuffer(StateDictMixin):
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
         """Store steps `[T, N]` (or `[T]`) in time order, or, with next_obs="stored", unordered steps `[B]`."""
         if self.storage.warning is not None:
-            self._issue_warning()
+            self._issue_pending_warning()
         with self._lock:
             envs = self._input.convert_env_ids(env_ids)
             leaves, next_leaves, steps = self._input.flatten_block(batch)
@@ -274,7 +280,7 @@ class ReplayBuffer(StateDictMixin):
         """Mark the current episodes as abandoned: the next observation starts a new episode."""
         with self._lock:
             envs = self._input.convert_env_ids(env_ids)
-            self.storage.cut(envs, partial(self._observers.drop_running_episodes, envs))
+            self.storage.end_episodes(envs, partial(self._observers.drop_running_episodes, envs))
 
     def clear(self) -> None:
         """Delete every row, priority and open episode. Ids continue, and pending resets are kept.
@@ -323,10 +329,10 @@ class ReplayBuffer(StateDictMixin):
         """
         from relive.checkpoint.saving import save  # noqa: PLC0415 (checkpoints import every buffer)
 
-        self._issue_warning()
+        self._issue_pending_warning()
         number = save(self, path, keep=keep)
         with self._lock:
-            faults = [*device_faults(self.storage.rows), *self.sampler.faults()]
+            faults = [*find_device_faults(self.storage.rows), *self.sampler.find_input_faults()]
         for fault in faults:
             warn_user(f"save: {fault}")
         return number
@@ -350,7 +356,7 @@ class ReplayBuffer(StateDictMixin):
             self._before_write(steps or 1)
         if self._counts_in_torch:
             with counting.lock:
-                count = self._plan_counts(leaves, envs, steps, measurements)
+                count = self._make_statistics_update(leaves, envs, steps, measurements)
                 self.storage.write(leaves, next_leaves, envs, steps, partial(self._finish_write, count))
             return
         if self._counts_natively:
@@ -360,7 +366,7 @@ class ReplayBuffer(StateDictMixin):
             on_complete = self._finish_write
         self.storage.write(leaves, next_leaves, envs, steps, on_complete)
 
-    def _plan_counts(
+    def _make_statistics_update(
         self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None, measurements: Mapping[str, Any]
     ) -> Callable[[], None]:
         """Compute how a write will change the statistics; see `Observers.plan`."""
@@ -373,17 +379,17 @@ class ReplayBuffer(StateDictMixin):
         resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]
         return self._observers.plan(block, resetting.clone() if rows.next_step else None, measurements, envs)[0]
 
-    def _finish_write(self, count: Callable[[], None] | None = None) -> None:
+    def _finish_write(self, update_statistics: Callable[[], None] | None = None) -> None:
         """Complete a write after the rows are stored. Idempotent: a signal may make it run twice."""
         self._input.staged.clear()
         if self._num_admitted is not None:
             self._traffic.numpy()[0] = self._num_admitted
         if self._follows_writes:
             self.sampler.after_write()
-        if count is not None:
-            count()
+        if update_statistics is not None:
+            update_statistics()
 
-    def _issue_warning(self) -> None:
+    def _issue_pending_warning(self) -> None:
         """Issue the pending warning about earlier steps, if any. Methods call this before they change anything."""
         message, self.storage.warning = self.storage.warning, None
         if message is not None:
@@ -401,7 +407,7 @@ class ReplayBuffer(StateDictMixin):
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         if self.storage.warning is not None:
-            self._issue_warning()
+            self._issue_pending_warning()
         bound_view = self._bind_view(view)
         reader, is_plain = bound_view.reader, out is None and bound_view.finish is None
         if reader.copies_unlocked and is_plain and self.sampler.independent:
@@ -451,13 +457,13 @@ class ReplayBuffer(StateDictMixin):
 
     def _memory_ranges(self) -> list[MemoryRange]:
         """Return the addresses of the rows and of the sampler's arrays, which `out` must not overlap."""
-        return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.own_arrays())]
+        return [*self.storage.rows.memory_ranges, *map(memory_range, self.sampler.owned_arrays())]
 
     def _require_rows(self, count: int, view: BoundView) -> None:
         """Raise if no row is stored, or if the batch does not fit in memory."""
         if self.storage.may_be_empty:
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
-        nbytes = count * view.plan.max_items * self._max_row_bytes
+        nbytes = count * view.plan.max_steps_per_row * self._max_row_bytes
         if nbytes > _MAX_UNCHECKED_BYTES and self.device.type == "cpu":
             require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
@@ -504,7 +510,7 @@ class ReplayBuffer(StateDictMixin):
             if self._before_write is not None:
                 self._before_write(0)
             leaves = flatten_mutable_fields(self._schema, fields)
-            return write_back(self.storage, *flatten_ids(index, self.device), leaves)
+            return write_mutable_leaves(self.storage, *flatten_ids(index, self.device), leaves)
 
     @property
     def is_open(self) -> torch.Tensor:
@@ -549,7 +555,7 @@ class ReplayBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            ids, _, starts = sort_rows(self.storage)
+            ids, _, starts = sort_rows_by_time(self.storage)
             edges = [*starts.nonzero().squeeze(1).tolist(), len(ids)]
 
         def read_episode(ids: torch.Tensor) -> lazy.TensorDict:
@@ -576,7 +582,7 @@ class ReplayBuffer(StateDictMixin):
     def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
         """Make an empty buffer from a saved config; `changes` (device, sampler) other than None override the config."""
         arguments = read_saved_arguments(config, saved, changes)
-        require_saved_sizes(arguments, saved)
+        check_saved_sizes(arguments, saved)
         replay = cls(**arguments)
         if replay._allocator.reopened:
             replay.close()
@@ -611,7 +617,7 @@ class ReplayBuffer(StateDictMixin):
             "next_obs": self.next_obs,
             "autoreset": None if self.autoreset is None else self.autoreset.name,
             "device": str(self.device),
-            "sampler": sampler_config(self.unbound_sampler),
+            "sampler": make_sampler_config(self.unbound_sampler),
             "listeners": self._observers.config(),
         }
 
@@ -630,7 +636,7 @@ class ReplayBuffer(StateDictMixin):
 
     def rows(self) -> Rows:
         """Return the rows to save: complete transitions without mutable fields, which no write modifies."""
-        return self.storage.rows.complete_rows()
+        return self.storage.rows.rows_to_save()
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore the saved state, without the rows; raises a CorruptCheckpoint if it is invalid."""
@@ -653,11 +659,11 @@ class ReplayBuffer(StateDictMixin):
         On other devices than the CPU, `add` cannot refuse invalid steps without waiting, so `check` reports invalid
         steps and issues `DataWarning`s. In disk memory, every row is compared with its checksum.
         """
-        self._issue_warning()
+        self._issue_pending_warning()
         with self._lock, self._reading_in_order():
             self.check_state()
             self.storage.check_row_checksums()
-            messages = list(self.storage.late_warnings())
+            messages = list(self.storage.find_row_warnings())
         for message in messages:
             warn_user(message)
 

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
+from relive.replay.backend import Backend
 from relive.replay.native_backend import NativeBackend
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.registry import load_sampler
@@ -22,7 +23,7 @@ from relive.storage import Memory
 from relive.storage.codec import Node
 
 
-def make_backend(rows: RowStorage) -> Any:
+def make_backend(rows: RowStorage) -> Backend:
     """Make the backend of the device that holds these rows."""
     backend_name = kernels.choose_backend(rows.tensors, rows.schema.deepest_stack)
     if backend_name == "native":
@@ -72,7 +73,7 @@ def read_saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str,
     }
 
 
-def require_saved_sizes(arguments: Mapping[str, Any], saved: SnapshotReader) -> None:
+def check_saved_sizes(arguments: Mapping[str, Any], saved: SnapshotReader) -> None:
     """Raise unless the saved arrays have the sizes that a buffer's arguments declare.
 
     An untrusted file could declare any size, which the buffer would then allocate.

@@ -31,7 +31,7 @@ MIN_STEPS, MIN_ENDS = 64, 8
 
 
 @dataclass(frozen=True)
-class ContinuityStats:
+class StepContinuityStats:
     """Numbers of steps, ends and restarts that the warnings about continuity need."""
 
     followed: int = 0
@@ -56,8 +56,8 @@ class ContinuityStats:
     They may be reset observations passed as next ones, or episodes that continue after the truncation.
     """
 
-    def __add__(self, other: ContinuityStats) -> ContinuityStats:
-        return ContinuityStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: StepContinuityStats) -> StepContinuityStats:
+        return StepContinuityStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def warnings(self) -> Iterator[tuple[str, str]]:
         """Yield (name, message) for every suspicious count. The native core has the same conditions."""
@@ -90,15 +90,15 @@ class ContinuityStats:
 
 
 @dataclass
-class ContinuityCounter:
+class StepContinuityCounter:
     """The counts of one buffer object, and the names of the warnings that were already issued."""
 
     is_on: bool = True
     """Whether writes update the counts. If not, `check()` counts the stored rows: on devices this saves launches."""
-    stats: ContinuityStats = field(default_factory=ContinuityStats)
+    stats: StepContinuityStats = field(default_factory=StepContinuityStats)
     issued_names: set[str] = field(default_factory=set)
 
-    def next_warning(self, stats: ContinuityStats) -> str | None:
+    def take_next_warning(self, stats: StepContinuityStats) -> str | None:
         """Return the first message of `stats` that was not issued yet; None if there is none."""
         for name, message in stats.warnings():
             if name not in self.issued_names:
@@ -107,97 +107,99 @@ class ContinuityCounter:
         return None
 
 
-def step_continuity(
+def count_step_continuity(
     rows: RowStorage, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
-) -> ContinuityStats:  # fmt: skip
+) -> StepContinuityStats:  # fmt: skip
     """Count the continuity of a step of the environments `env` [K], on the CPU, before the step is written.
 
     `head`, `is_open` and `resetting` [K] are the ring state of these environments.
     """
     ring = rows.ring
     if rows.stores_next_obs:
-        return ContinuityStats()
+        return StepContinuityStats()
     envs, heads, is_pending = env.numpy(), head.numpy(), is_open.numpy()
     pending, final = ((heads - age) % ring.slots * ring.num_envs + envs for age in (0, 1))
-    continues_last = _equal_obs(rows, np.where(is_pending, pending, final), obs)
+    continues_last = _find_equal_obs(rows, np.where(is_pending, pending, final), obs)
     follows = is_pending & ~(resetting.numpy() & rows.next_step)
     is_watched = is_pending if rows.has_stats else is_pending & ~follows
     restarted = int((is_watched & ~continues_last).sum())
-    stats = ContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
+    stats = StepContinuityStats(int(follows.sum()), int((follows & ~continues_last).sum()), restarted=restarted)
     if rows.next_step:
         return stats
-    is_end, is_over, next_obs_differs = _compare_ends(rows, final)
-    return stats + _count_ends(is_end & ~is_pending, is_over | rows.same_step, continues_last & next_obs_differs)
+    is_end, is_over, next_obs_differs = _find_episode_ends(rows, final)
+    return stats + _count_episode_ends(
+        is_end & ~is_pending, is_over | rows.same_step, continues_last & next_obs_differs
+    )
 
 
-def stored_continuity(rows: RowStorage) -> ContinuityStats:
+def count_stored_continuity(rows: RowStorage) -> StepContinuityStats:
     """Return the statistics of the stored steps. An intended `cut()` cannot be distinguished from other cuts."""
     ring = rows.ring
     if rows.stores_next_obs:
-        return ContinuityStats()
+        return StepContinuityStats()
     is_step = (ring.kind == TRANSITION) | (ring.kind == HISTORY)
     oldest = ring.row_numbers() <= torch.maximum(ring.floor, ring.newest_rows() - ring.slots + 1)
     continues = is_step & is_step.roll(1, 0) & ~ring.first & ~oldest
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
     final = final[is_step.view(-1)[ring.shift(final, -1)]]
     last_steps, start = ring.shift(final, -1), ring.shift(final)
-    flags = [flag.view(-1)[last_steps] for flag in rows.flags()]
+    flags = [flag.view(-1)[last_steps] for flag in rows.end_flags()]
     cut = int((~(flags[0] | flags[1])).sum())
-    stats = ContinuityStats(int(continues.sum()) + cut, cut)
+    stats = StepContinuityStats(int(continues.sum()) + cut, cut)
     if rows.next_step or not len(final):
         return stats
-    is_end, is_over, next_obs_differs = _compare_ends(rows, final.cpu().numpy())
+    is_end, is_over, next_obs_differs = _find_episode_ends(rows, final.cpu().numpy())
     obs = [rows.read_bits(i, start) for i in rows.obs_leaves]
-    leads_to_start = next_obs_differs & _equal_obs(rows, final.cpu().numpy(), obs)
+    leads_to_start = next_obs_differs & _find_equal_obs(rows, final.cpu().numpy(), obs)
     is_limit = is_end & ~is_over
     limits = int(is_limit.sum()), int((is_limit & leads_to_start).sum())
     stats = replace(stats, time_limits=limits[0], time_limits_to_start=limits[1])
-    return stats + _count_ends(is_end, is_over | rows.same_step, leads_to_start)
+    return stats + _count_episode_ends(is_end, is_over | rows.same_step, leads_to_start)
 
 
-def _count_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> ContinuityStats:
+def _count_episode_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> StepContinuityStats:
     """Count the ends of episodes, without truncated ends whose next observation may continue the same episode."""
     is_counted = is_end & ~(leads_to_start & ~is_over)
-    return ContinuityStats(ended=int(is_counted.sum()), reset=int((is_counted & leads_to_start).sum()))
+    return StepContinuityStats(ended=int(is_counted.sum()), reset=int((is_counted & leads_to_start).sum()))
 
 
-def _compare_ends(rows: RowStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _find_episode_ends(rows: RowStorage, final_slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three masks of the steps whose next observations are in the slots `final`.
 
     The masks are True for the ends of episodes of several steps, for terminated steps, and for steps whose `next_obs`
     differs from their `obs`.
     """
     ring = rows.ring
-    last_steps = (final - ring.num_envs) % (ring.slots * ring.num_envs)
+    last_steps = (final_slots - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))
-    terminated, truncated = (flag.view(-1).cpu().numpy()[last_steps] for flag in rows.flags())
+    terminated, truncated = (flag.view(-1).cpu().numpy()[last_steps] for flag in rows.end_flags())
     is_step = (kind[last_steps] == TRANSITION) | (kind[last_steps] == HISTORY)
-    is_end = is_step & (kind[final] == FINAL) & ~first[last_steps] & (terminated | truncated)
-    is_equal = np.ones(len(final), bool)
+    is_end = is_step & (kind[final_slots] == FINAL) & ~first[last_steps] & (terminated | truncated)
+    is_equal = np.ones(len(final_slots), bool)
     for i in rows.obs_leaves:
-        is_equal &= (_bytes_at(rows, last_steps, i) == _bytes_at(rows, final, i)).all(1)
+        is_equal &= (_read_leaf_bytes(rows, last_steps, i) == _read_leaf_bytes(rows, final_slots, i)).all(1)
     return is_end, terminated, ~is_equal
 
 
-def _equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
+def _find_equal_obs(rows: RowStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
     """Return a mask of the flat slots whose observations equal `obs` bit by bit."""
     is_equal = np.ones(len(slots), bool)
     for i, leaf_obs in zip(rows.obs_leaves, obs, strict=True):
-        is_equal &= (_bytes_at(rows, slots, i) == _as_bytes(leaf_obs, len(slots))).all(1)
+        is_equal &= (_read_leaf_bytes(rows, slots, i) == _view_as_bytes(leaf_obs, len(slots))).all(1)
     return is_equal
 
 
-def _bytes_at(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
+def _read_leaf_bytes(rows: RowStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
     """Return the bytes [slots, bytes] of an observation's leaf at flat slots, with frame stacks rebuilt."""
     if leaf in rows.stacked:
-        return _as_bytes(rows.read_bits(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
-    return _as_bytes(rows.leaves[leaf], rows.ring.kind.numel())[slots]
+        return _view_as_bytes(rows.read_bits(leaf, torch.from_numpy(slots).to(rows.device)), len(slots))
+    return _view_as_bytes(rows.leaves[leaf], rows.ring.kind.numel())[slots]
 
 
-def _as_bytes(tensor: torch.Tensor, items: int) -> np.ndarray:
-    """Return the bytes of a tensor as an array [items, bytes] on the host."""
+def _view_as_bytes(tensor: torch.Tensor, num_items: int) -> np.ndarray:
+    """Return the bytes of a tensor as an array [num_items, bytes] on the host."""
     tensor = tensor.cpu().contiguous()
     # `as_strided` is needed because an axis of length 1 may have any stride, which `view(dtype)` rejects.
     flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
-    return flat.reshape(items, flat.size // max(items, 1))
+    return flat.reshape(num_items, flat.size // max(num_items, 1))

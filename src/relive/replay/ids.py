@@ -17,7 +17,7 @@ PADDING_ID = -1
 """The id of padding in "step_index"."""
 
 
-def resolve_ids(backend: Backend, ids: torch.Tensor, *, padded: bool) -> torch.Tensor:
+def find_slots(backend: Backend, ids: torch.Tensor, *, padded: bool) -> torch.Tensor:
     """Return the flat slots of ids [K]; -1 for overwritten rows and, with `padded`, for the id -1, which is padding.
 
     Raises an IndexError for ids that were never issued.
@@ -33,7 +33,7 @@ def resolve_ids(backend: Backend, ids: torch.Tensor, *, padded: bool) -> torch.T
     return slots
 
 
-def _count_true(mask: torch.Tensor) -> Any:
+def _count_true(mask: torch.Tensor) -> int | torch.Tensor:
     """Return the number of True items; a tensor on devices other than the CPU."""
     total = as_numpy_if_cpu(mask).sum()
     return total if isinstance(total, torch.Tensor) else int(total)
@@ -47,7 +47,7 @@ def flatten_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[i
     return ids, tuple(index.shape)
 
 
-def convert_rows(backend: Backend, ids_shape: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+def convert_values(backend: Backend, ids_shape: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
     """Convert values of leaves [*ids_shape, …] to tensors [K, …] of the fields' dtypes."""
     values = {}
     for i, value in leaves.items():
@@ -57,7 +57,7 @@ def convert_rows(backend: Backend, ids_shape: tuple[int, ...], leaves: Mapping[i
     return values
 
 
-def write_back(
+def write_mutable_leaves(
     backend: Backend, ids: torch.Tensor, ids_shape: tuple[int, ...], leaves: Mapping[int, Any], *, padded: bool = False
 ) -> Any:
     """Overwrite mutable leaves of the rows with ids [K]; returns how many rows were stale and skipped.
@@ -65,9 +65,9 @@ def write_back(
     `ids_shape` is the caller's shape of the ids. The id -1 is padding if this shape is (B, L) or `padded` is true.
     """
     padded = padded or len(ids_shape) == 2
-    values = convert_rows(backend, ids_shape, leaves)
+    values = convert_values(backend, ids_shape, leaves)
     # Ids are resolved after the conversion, because the conversion may run a caller's code that adds rows.
-    slots = resolve_ids(backend, ids, padded=padded)
+    slots = find_slots(backend, ids, padded=padded)
     # Without rows there is nothing to write, and an empty tensor may have strides that the native core rejects.
     if len(slots):
         backend.rewrite(slots, values)
@@ -97,7 +97,7 @@ def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torc
     """Set the priorities of the rows `index`; returns how many rows were stale and skipped."""
     ids, ids_shape = flatten_ids(index, backend.device)
     padded = len(ids_shape) == 2
-    rows = ids if sampler.updates_by_id else resolve_ids(backend, ids, padded=padded)
+    rows = ids if sampler.updates_by_id else find_slots(backend, ids, padded=padded)
     if not padded:
         return sampler.update(rows, priority)
     if tuple(priority.shape) != ids_shape:
@@ -108,7 +108,7 @@ def update_priorities(backend: Backend, sampler: Any, index: Any, priority: torc
     return sampler.update(rows, priority.reshape(-1).masked_fill(is_padding, 0)) - _count_true(is_padding)
 
 
-def sort_rows(backend: Backend) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def sort_rows_by_time(backend: Backend) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the ids and slots of all transitions, sorted by environment and time, and a mask of episode starts.
 
     The mask is True for the first stored transition of each episode.

@@ -33,23 +33,23 @@ def check_rows(rows: RowStorage, is_valid: Callable[[], bool] | None = None) -> 
 
     `is_valid` is the fast native check of the ring. If it fails, the checks in Python find and name the violation.
     """
-    _check_layout(rows)
+    _check_tensor_layouts(rows)
     if not rows.has_values:
         return
-    for fault in device_faults(rows):
+    for fault in find_device_faults(rows):
         raise InvariantError(fault)
     if is_valid is not None and is_valid():
         return
     host = _HostRows(rows)
-    _check_heads(rows, host)
-    _check_kinds(rows, host)
-    _check_episodes(rows, host)
-    _check_ends(rows, host)
+    _check_heads_and_flags(rows, host)
+    _check_row_kinds(rows, host)
+    _check_episode_borders(rows, host)
+    _check_episode_ends(rows, host)
     num_transitions = np.count_nonzero(host.kind == TRANSITION, axis=0)
     verify_elements(host.count == num_transitions, "count", "the number of transitions", host.count)
 
 
-def device_faults(rows: RowStorage) -> Iterator[str]:
+def find_device_faults(rows: RowStorage) -> Iterator[str]:
     """Yield messages about invalid inputs, which a device only counts: to raise, every call would have to wait."""
     num_invalid = int(rows.num_invalid_stacks) if rows.has_values else 0
     if num_invalid:
@@ -62,7 +62,7 @@ def device_faults(rows: RowStorage) -> Iterator[str]:
         yield explain("env_ids", f"environments 0 to {rows.ring.num_envs - 1}", got, remedy)
 
 
-def _check_layout(rows: RowStorage) -> None:
+def _check_tensor_layouts(rows: RowStorage) -> None:
     ring, schema = rows.ring, rows.schema
     num_envs = rows.leading_shape[0] if rows.leading_shape else 1
     num_sampleable = rows.rows_per_env + (not rows.stores_next_obs)
@@ -79,8 +79,8 @@ def _check_layout(rows: RowStorage) -> None:
     verify_addresses(paths, rows.tensors, rows.addresses)
 
 
-def _check_heads(rows: RowStorage, host: _HostRows) -> None:
-    terminated, truncated = rows.flags()
+def _check_heads_and_flags(rows: RowStorage, host: _HostRows) -> None:
+    terminated, truncated = rows.end_flags()
     ring = rows.ring
     for name, tensor in (
         ("terminated", terminated), ("truncated", truncated), ("first", ring.first), ("open", ring.open),
@@ -116,7 +116,7 @@ class _HostRows:
     def __init__(self, rows: RowStorage) -> None:
         ring, slots = rows.ring, rows.ring.slots
         vars(self).update((name, on_host(tensor)) for name, tensor in ring.state.items())
-        self.terminated, self.truncated = map(on_host, rows.flags())
+        self.terminated, self.truncated = map(on_host, rows.end_flags())
         self._newest = self.head - ~self.open
         age_dtype = np.int32 if slots < 1 << 30 else np.int64
         max_age = np.minimum(self._newest - self.floor, slots).astype(age_dtype)
@@ -136,7 +136,7 @@ class _HostRows:
         """Return a mask of the rows whose predecessor is in `mask`."""
         return np.roll(mask, 1, 0) & self.has_predecessor
 
-    def verify(self, is_valid: np.ndarray, name: str, expected: str, got: np.ndarray) -> None:
+    def verify_rows(self, is_valid: np.ndarray, name: str, expected: str, got: np.ndarray) -> None:
         """Raise an InvariantError that names the first row where `is_valid` is False and its value `got`."""
         if is_valid.all():
             return
@@ -147,16 +147,16 @@ class _HostRows:
         raise InvariantError(explain(where, expected, got_value, remedy))
 
 
-def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
+def _check_row_kinds(rows: RowStorage, host: _HostRows) -> None:
     """Verify that the kind of every slot (empty, transition, pending, …) is one that a row of its age can have."""
     ring, kind = rows.ring, host.kind
     verify_elements(kind < len(_KIND_NAMES), "kind", f"one of 0 to {len(_KIND_NAMES) - 1}", kind)
-    host.verify((kind != EMPTY) | ~host.is_stored, "kind", "a row that was written", kind)
+    host.verify_rows((kind != EMPTY) | ~host.is_stored, "kind", "a row that was written", kind)
     verify_elements((kind == EMPTY) | host.is_stored, "kind", "0 (empty) where no row was written", kind)
     is_open = host.is_newest & host.open
-    host.verify((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
-    host.verify((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
-    host.verify(
+    host.verify_rows((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
+    host.verify_rows((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
+    host.verify_rows(
         host.is_sampleable | (kind != TRANSITION),
         "kind",
         f"no transition {ring.num_sampleable} rows before the head",
@@ -167,43 +167,45 @@ def _check_kinds(rows: RowStorage, host: _HostRows) -> None:
     may_be_history = ~host.is_sampleable | host.may_lack_frames
     # Recovery from a power failure changes a half rewritten row to history; only mutable leaves are rewritten.
     may_be_history |= bool(rows.mutable)
-    host.verify(
+    host.verify_rows(
         may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.num_sampleable} rows", kind
     )
     if not rows.stores_next_obs:
-        host.verify(~(host.is_step & host.is_newest), "kind", "no transition as the newest row", kind)
+        host.verify_rows(~(host.is_step & host.is_newest), "kind", "no transition as the newest row", kind)
 
 
-def _check_episodes(rows: RowStorage, host: _HostRows) -> None:
+def _check_episode_borders(rows: RowStorage, host: _HostRows) -> None:
     """Verify that final rows, and only they, separate episodes, and that the flag `first` marks the first rows."""
     kind, first, final = host.kind, host.first, host.kind == FINAL
     after_final = host.has_predecessor_in(final)
     if not rows.next_step:
-        host.verify(~(final & (after_final | host.is_oldest)), "kind", "a transition before a final row", kind)
+        host.verify_rows(~(final & (after_final | host.is_oldest)), "kind", "a transition before a final row", kind)
     else:
         # Two final rows may follow each other: a reset, and an observation from which no step was taken.
         is_second_final = final & after_final
-        host.verify(
+        host.verify_rows(
             ~(final & host.has_predecessor_in(is_second_final)), "kind", "at most two final rows in a row", kind
         )
     if rows.stores_next_obs:
-        host.verify(first | ~host.is_stored, "first", "a start in every unordered row", first)
+        host.verify_rows(first | ~host.is_stored, "first", "a start in every unordered row", first)
     else:
-        host.verify(first | ~after_final, "first", "a start after a final row", first)
-        host.verify(~first | ~(host.has_predecessor & ~after_final), "first", "a start only after a final row", first)
+        host.verify_rows(first | ~after_final, "first", "a start after a final row", first)
+        host.verify_rows(
+            ~first | ~(host.has_predecessor & ~after_final), "first", "a start only after a final row", first
+        )
 
 
-def _check_ends(rows: RowStorage, host: _HostRows) -> None:
+def _check_episode_ends(rows: RowStorage, host: _HostRows) -> None:
     """Verify that an episode ends at every terminated or truncated row, and that NEXT_STEP resets follow these rows."""
     ring, kind = rows.ring, host.kind
     ended = host.is_step & (host.terminated | host.truncated)
     after_end = host.has_predecessor_in(ended)
     if rows.stores_next_obs:
         is_reset = host.has_predecessor & (kind == FINAL)
-        host.verify(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
+        host.verify_rows(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
         is_closed = (kind == FINAL) | ((kind == PENDING) & rows.next_step)
-        host.verify(is_closed | ~after_end, "kind", "final after an end", kind)
+        host.verify_rows(is_closed | ~after_end, "kind", "final after an end", kind)
     if not rows.next_step:
         return
     # The next step after an end resets the environment, unless `cut()`, which is not stored, has cancelled the reset.

@@ -14,9 +14,16 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.ids import PADDING_ID, convert_rows, flatten_ids, flatten_mutable_fields, resolve_ids, write_back
+from relive.replay.ids import (
+    PADDING_ID,
+    convert_values,
+    find_slots,
+    flatten_ids,
+    flatten_mutable_fields,
+    write_mutable_leaves,
+)
 from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, LeafSpecs, Leaves
-from relive.replay.samplers.prioritized import refuse_priorities
+from relive.replay.samplers.prioritized import refuse_invalid_priorities
 from relive.replay.views import View
 from relive.schema.assembly import (
     assemble,
@@ -52,7 +59,7 @@ class Mixture:
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], ratios: Mapping[str, float] | Sequence[float]) -> None:
         self.buffers = dict(buffers)
-        self._ratios = _integer_ratios(list(self.buffers), ratios)
+        self._ratios = _make_integer_ratios(list(self.buffers), ratios)
         """The ratios as ints, so that remainders are exact and do not drift."""
         _require_same_fields(self.buffers)
         self._debts = [0] * len(self.buffers)
@@ -82,15 +89,15 @@ class Mixture:
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         for buffer in self.buffers.values():
-            buffer._issue_warning()
+            buffer._issue_pending_warning()
         with self._lock:
-            counts, debts = self._split(batch_size)
+            counts, debts = self._split_batch(batch_size)
             self._require_rows(counts)
-            batch = self._draw(counts, view, out)
+            batch = self._sample_buffers(counts, view, out)
             self._debts = debts
         return batch if target is None else to_device(batch, target)
 
-    def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
+    def _split_batch(self, batch_size: int) -> tuple[list[int], list[int]]:
         """Return the number of rows to draw from each buffer, and the rounding errors that later batches compensate."""
         total = sum(self._ratios)
         counts = [ratio * batch_size // total for ratio in self._ratios]
@@ -109,7 +116,7 @@ class Mixture:
             if count:
                 buffer.sampler.require_rows(count)
 
-    def _draw(self, counts: list[int], view: View | None, out: lazy.TensorDict | None) -> lazy.TensorDict:
+    def _sample_buffers(self, counts: list[int], view: View | None, out: lazy.TensorDict | None) -> lazy.TensorDict:
         if out is not None:
             self._check_out(out, sum(counts), view)
         batches: list[Leaves] = []
@@ -158,7 +165,7 @@ class Mixture:
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
         # Priorities are checked before any buffer is changed, but not on devices, where the check would synchronise.
         if numpy_view(values) is not None:
-            refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
+            refuse_invalid_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         updates = [(buffer, source == i) for i, buffer in enumerate(buffers) if is_prioritized[i]]
         # `locate` raises for ids that were never issued, so these raise before any buffer is changed.
@@ -186,13 +193,13 @@ class Mixture:
         for buffer, own_ids in parts:
             with buffer._lock:
                 leaves = flatten_mutable_fields(buffer.storage.schema, fields)
-                resolve_ids(buffer.storage, own_ids, padded=True)
-                convert_rows(buffer.storage, ids_shape, leaves)
+                find_slots(buffer.storage, own_ids, padded=True)
+                convert_values(buffer.storage, ids_shape, leaves)
         num_stale: Any = 0
         for buffer, own_ids in parts:
             with buffer._lock:
                 leaves = flatten_mutable_fields(buffer.storage.schema, fields)
-                num_stale += write_back(buffer.storage, own_ids, ids_shape, leaves, padded=True)
+                num_stale += write_mutable_leaves(buffer.storage, own_ids, ids_shape, leaves, padded=True)
         return num_stale
 
     def __repr__(self) -> str:
@@ -201,7 +208,7 @@ class Mixture:
         return f"Mixture({', '.join(shares)}; {len(self)} transitions)"
 
 
-def _integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
+def _make_integer_ratios(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
     shares = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
     has_all_names = not isinstance(ratios, Mapping) or set(ratios) == set(names)
     is_valid = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in shares]

@@ -10,9 +10,9 @@ import torch
 
 from relive import kernels, lazy
 from relive.errors import InvariantError, explain, verify
-from relive.replay.backend import Backend, ChangedSlots, never_issued_error
-from relive.replay.continuity import ContinuityStats
-from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanReader, ReadPlan
+from relive.replay.backend import Backend, ChangedSlots, make_unissued_id_error
+from relive.replay.continuity import StepContinuityStats
+from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader, ReadAnchor, ReadLayout, ReadPlan
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
@@ -31,7 +31,7 @@ class NativeBackend(Backend):
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self.core = _make_ring(rows)
+        self.core = _make_native_ring(rows)
         """The native ring over the memory of the rows."""
         self.native = kernels.native()
         """The native module; later calls of `kernels.force` do not affect it."""
@@ -43,7 +43,7 @@ class NativeBackend(Backend):
         self.is_shared = rows.allocator.persistent and not self._reads_files
         self._few_slots: torch.Tensor | None = None
         """Cached slots of all transitions, if there are few; None after a write."""
-        self._rows_left = rows.ring.rows_left()
+        self._rows_left = rows.ring.num_rows_left()
 
     def write(
         self, leaves: tuple[Any, ...], next_leaves: tuple[Any, ...], envs: torch.Tensor | None,
@@ -63,7 +63,7 @@ class NativeBackend(Backend):
         if status < -1:
             if status > self.native.LOOKS_INFINITE:
                 raise self.rows.make_stack_error(-2 - status)
-            self.warning = self.counter.next_warning(self.continuity())
+            self.warning = self.counter.take_next_warning(self.read_continuity_stats())
 
     def attach_counters(self, counters: Any) -> bool:
         self.core.attach_counters(counters)
@@ -72,8 +72,8 @@ class NativeBackend(Backend):
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         self.core.rewrite(slots, tuple(leaves.get(i) for i in self.rows.mutable))
 
-    def continuity(self) -> ContinuityStats:
-        return ContinuityStats(*self.core.continuity_counts())
+    def read_continuity_stats(self) -> StepContinuityStats:
+        return StepContinuityStats(*self.core.continuity_counts())
 
     def track_changes(self) -> None:
         self.core.track_changes(True)
@@ -87,7 +87,7 @@ class NativeBackend(Backend):
 
     def rebuild_caches(self) -> None:
         self._few_slots = None
-        self._rows_left = self.ring.rows_left()
+        self._rows_left = self.ring.num_rows_left()
 
     def __len__(self) -> int:
         return self.core.stored()
@@ -107,12 +107,15 @@ class NativeBackend(Backend):
         shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
-    def set_written_masses(self, mass: float | torch.Tensor) -> None:
-        self.priority_tree().set_written_slots(self.core.changed_slots, mass)
+    def set_mass_of_written_rows(self, mass: float | torch.Tensor) -> None:
+        tree: Any = self.priority_tree()
+        tree.set_written_slots(self.core.changed_slots, mass)
 
     def make_reader(self, plan: ReadPlan) -> PlanReader:
         # The native core sums only rewards of float32 and float64, so torch ops sum rewards of other dtypes.
-        summed_dtypes = (self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is Anchor.SUM)
+        summed_dtypes = (
+            self.rows.leaves[read.leaf].dtype for read in plan.reads if read.group.anchor is ReadAnchor.SUM
+        )
         if all(dtype in (torch.float32, torch.float64) for dtype in summed_dtypes):
             return NativeReader(self, plan)
         return super().make_reader(plan)
@@ -143,7 +146,7 @@ class NativeBackend(Backend):
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         slots = self.core.locate(ids)
         if isinstance(slots, int):
-            raise never_issued_error(ids, slots)
+            raise make_unissued_id_error(ids, slots)
         return slots
 
     def check(self) -> None:
@@ -161,10 +164,10 @@ class NativeBackend(Backend):
         self.core.find_torn(is_torn)
         return is_torn
 
-    def find_damaged_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
-        """Return a mask [S, N] of the rows from `since` [N] to before `until` [N] that do not match their checksum."""
+    def find_damaged_rows(self, first_rows: torch.Tensor, end_rows: torch.Tensor) -> torch.Tensor:
+        """Return a mask [S, N] of rows that do not match their checksum, from `first_rows` to before `end_rows` [N]."""
         is_damaged = torch.zeros_like(self.ring.first)
-        self.core.find_damaged(since, until, is_damaged)
+        self.core.find_damaged(first_rows, end_rows, is_damaged)
         return is_damaged
 
     def check_row_checksums(self) -> None:
@@ -188,7 +191,7 @@ class NativeReader(PlanReader):
     def __init__(self, backend: NativeBackend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
         self.copies_unlocked = backend.is_shared and plan.is_transition
-        is_packed = plan.layout is Layout.PACKED
+        is_packed = plan.layout is ReadLayout.PACKED
         groups = [
             (
                 int(anchor),
@@ -200,7 +203,7 @@ class NativeReader(PlanReader):
         ]
         self._core: Any = backend.native.PlanReader(
             backend.core, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
-            plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
+            plan.cross_episodes, plan.step_index, *plan.num_steps_around, plan.n, plan.gamma,
         )  # fmt: skip
         self._assemble = assembler(plan.paths)
         self._assemble_weighted = assembler((*plan.paths, WEIGHT))
@@ -216,8 +219,8 @@ class NativeReader(PlanReader):
     def reserve_batch(self, count: int) -> Any:
         return self._core.reserve(count)
 
-    def fill_batch(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
-        leaves = self._core.fill(reserved, slots)
+    def fill_batch(self, reserved_batch: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+        leaves = self._core.fill(reserved_batch, slots)
         if weight is None:
             return self._assemble(leaves, slots.shape)
         leaves.append(weight)
@@ -226,14 +229,14 @@ class NativeReader(PlanReader):
     def sample_unlocked(
         self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]
     ) -> lazy.TensorDict | None:
-        backend, reserved = self._backend, self._core.reserve(count)
+        backend, reserved_batch = self._backend, self._core.reserve(count)
         with lock:
             if backend.may_be_empty:
                 return None
             slots, weight = sampler.choose(count)
             # Slots may be overwritten during the copy below, so the ids are read under the lock.
             ids = backend.ids(slots)
-        leaves = self._read_unlocked(reserved, slots)
+        leaves = self._read_without_lock(reserved_batch, slots)
         with lock:
             if not backend.core.holds(slots, ids):
                 return None
@@ -247,11 +250,11 @@ class NativeReader(PlanReader):
             leaves[WEIGHT] = weight
         return assemble(leaves, slots.shape)
 
-    def _read_unlocked(self, reserved: Any, slots: torch.Tensor) -> Leaves:
-        return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
+    def _read_without_lock(self, reserved_batch: Any, slots: torch.Tensor) -> Leaves:
+        return dict(zip(self.plan.paths, self._core.fill(reserved_batch, slots), strict=True))
 
 
-def _make_ring(rows: RowStorage) -> Any:
+def _make_native_ring(rows: RowStorage) -> Any:
     """Return the native ring over the memory of these rows."""
     schema, ring = rows.schema, rows.ring
     stacks = [(f.k, f.axis, f.pad == "repeat") if isinstance(f, Stacked) else None for f in schema.fields]

@@ -33,7 +33,7 @@ IS_FIRST: Path = ("is_first",)
 STEP_INDEX: Path = ("step_index",)
 
 
-class Anchor(IntEnum):
+class ReadAnchor(IntEnum):
     """The row at which a leaf is read, or from which its offsets count. The native core uses the same numbers."""
 
     ROW = 0
@@ -51,7 +51,7 @@ class Anchor(IntEnum):
     """No single row: the discounted sum over the rows from the drawn row to the last summed step."""
 
 
-class Layout(IntEnum):
+class ReadLayout(IntEnum):
     """The treatment of offsets outside the stored episode. The native core uses the same numbers."""
 
     NEAREST = 0
@@ -62,10 +62,10 @@ class Layout(IntEnum):
     """All stored steps come first, followed by zeros."""
 
 
-class Group(NamedTuple):
+class ReadGroup(NamedTuple):
     """The positions at which leaves are read, as offsets from an anchor."""
 
-    anchor: Anchor
+    anchor: ReadAnchor
     offsets: Sequence[int] | None = None
     """Offsets to read [B, len(offsets), …], a range if the layout is packed; None reads one item per row [B, …]."""
     mask: Path | None = None
@@ -80,15 +80,15 @@ class LeafRead(NamedTuple):
     path: Path
     leaf: int
     """Index of the leaf in the schema; for a next observation, the leaf of the observation."""
-    group: Group
+    group: ReadGroup
 
 
-ROW, LAST, NEXT, FIRST, SUM = map(Group, Anchor)
+ROW, LAST, NEXT, FIRST, SUM = map(ReadGroup, ReadAnchor)
 
 
 @dataclass(frozen=True, eq=False)
 class ReadPlan:
-    """The leaves of a batch. Each leaf belongs to a `Group`, which defines the positions around the drawn row to read.
+    """The leaves of a batch. Each leaf belongs to a `ReadGroup`: the positions around the drawn row to read.
 
     A batch also has "index" [B] (the ids of the drawn rows), the masks of the groups, and "discount" if rewards are
     summed over `n` steps. Packed sequences have "train", the steps from the drawn row on, and "is_first", the steps
@@ -99,18 +99,18 @@ class ReadPlan:
     n: int = 0
     """Number of steps to sum; 0 reads single steps."""
     gamma: float = 0.0
-    layout: Layout = Layout.NEAREST
+    layout: ReadLayout = ReadLayout.NEAREST
     cross_episodes: bool = False
     """Whether packed sequences continue into the next episode."""
     step_index: bool = False
     """Whether packed sequences have "step_index" [B, L]: the ids of their steps, -1 for padding."""
     reduced: ReadPlan | None = None
-    """The plan of the final batch, for which `torch_reader.reduce` needs these steps; None without a reduction."""
+    """The plan of the final batch, for which `reduce_steps` needs these steps; None without a reduction."""
     max_steps: int = 2**63
-    """Upper bound of `reach`; packed plans ignore it."""
+    """Upper bound of `num_steps_around`; packed plans ignore it."""
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[ReadGroup, ...]:
         """The distinct groups, in the order of their first leaf."""
         return tuple(dict.fromkeys(read.group for read in self.reads))
 
@@ -119,7 +119,7 @@ class ReadPlan:
         """The paths of a batch, in the order that every backend uses."""
         discount = (DISCOUNT,) if self.n else ()
         masks = tuple(group.mask for group in self.groups if group.mask is not None)
-        step_masks = (TRAIN, IS_FIRST) if self.layout is Layout.PACKED else ()
+        step_masks = (TRAIN, IS_FIRST) if self.layout is ReadLayout.PACKED else ()
         steps = (STEP_INDEX,) if self.step_index else ()
         return *(read.path for read in self.reads), INDEX, *discount, *masks, *step_masks, *steps
 
@@ -129,35 +129,35 @@ class ReadPlan:
         return not self.n and not any(group.offsets is not None for group in self.groups)
 
     @cached_property
-    def reach(self) -> tuple[int, int]:
+    def num_steps_around(self) -> tuple[int, int]:
         """Numbers of steps before and after a row that the plan reads."""
         last = max(self.n, 1) - 1
         before, after = 0, last
         for group in self.groups:
-            if group.offsets is not None and self.layout is Layout.PACKED:
+            if group.offsets is not None and self.layout is ReadLayout.PACKED:
                 # A range of offsets may be too long to iterate over, so only its ends are read.
                 before, after = -group.offsets[0], group.offsets[-1]
             elif group.offsets is not None:
-                is_next = group.anchor is Anchor.NEXT
+                is_next = group.anchor is ReadAnchor.NEXT
                 before = max(before, -min(group.offsets) - is_next)
                 after = max(after, max(group.offsets) + (last if is_next else -group.counts_observations))
-        if self.layout is Layout.PACKED:
+        if self.layout is ReadLayout.PACKED:
             return before, after
         return min(before, self.max_steps), min(after, self.max_steps)
 
     @property
-    def length(self) -> int:
+    def num_steps(self) -> int:
         """Number of steps from the first to the last one that the plan reads."""
-        return sum(self.reach) + 1
+        return sum(self.num_steps_around) + 1
 
     @cached_property
-    def max_items(self) -> int:
+    def max_steps_per_row(self) -> int:
         """Maximum number of steps that one leaf reads per row."""
         return max(self.n, 1, *(len(group.offsets or ()) for group in self.groups))
 
     def leaf_specs(self, schema: Schema, count: int) -> LeafSpecs:
         """Return the shape and dtype of every leaf of a batch of `count` rows, in the order of `paths`."""
-        steps = (count, self.length)
+        steps = (count, self.num_steps)
         forms: LeafSpecs = {INDEX: ((count,), torch.int64), DISCOUNT: ((count,), torch.float32)}
         forms |= {STEP_INDEX: (steps, torch.int64), TRAIN: (steps, torch.bool), IS_FIRST: (steps, torch.bool)}
         for path, leaf, group in self.reads:
@@ -167,22 +167,22 @@ class ReadPlan:
                 forms[group.mask] = leading, torch.bool
         return {path: forms[path] for path in self.paths}
 
-    def unreduced(self, schema: Schema) -> ReadPlan:
-        """Return the plan of every field of all needed steps, for a view that changes steps and calls `reduce`.
+    def with_all_steps(self, schema: Schema) -> ReadPlan:
+        """Return the plan of every field of all needed steps, for a view that changes steps and calls `reduce_steps`.
 
         The steps are packed sequences; for a plan of single steps they have no axis of steps.
         """
         if self.is_transition:
-            return replace(row_plan(schema), reduced=self)
-        before, after = self.reach
-        plan = sequence_plan(schema, before, after + 1, step_index=self.step_index, all_states=True)
+            return replace(make_row_plan(schema), reduced=self)
+        before, after = self.num_steps_around
+        plan = make_sequence_plan(schema, before, after + 1, step_index=self.step_index, all_states=True)
         return replace(plan, reduced=self)
 
-    def limit_to_slots(self, schema: Schema, slots: int) -> ReadPlan:
-        """Return the plan without steps beyond those that a ring of `slots` slots can hold."""
+    def limit_to_slots(self, schema: Schema, num_slots: int) -> ReadPlan:
+        """Return the plan without steps beyond those that a ring of `num_slots` slots can hold."""
         if self.reduced is None:
-            return replace(self, n=min(self.n, slots), max_steps=slots - 1)
-        return self.reduced.limit_to_slots(schema, slots).unreduced(schema)
+            return replace(self, n=min(self.n, num_slots), max_steps=num_slots - 1)
+        return self.reduced.limit_to_slots(schema, num_slots).with_all_steps(schema)
 
 
 class PlanReader:
@@ -204,7 +204,7 @@ class PlanReader:
     def reserve_batch(self, count: int) -> Any:
         """Return memory for a batch, reserved before its rows are drawn; None if `fill_batch` allocates it."""
 
-    def fill_batch(self, reserved: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+    def fill_batch(self, reserved_batch: Any, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
         """Read the rows at these slots into memory from `reserve_batch`, and add their weights."""
         leaves = self.read(slots)
         if weight is not None:
@@ -221,9 +221,9 @@ class PlanReader:
         """Draw rows under the lock and copy them without it; returns None if a row was overwritten meanwhile."""
 
 
-def row_plan(
-    schema: Schema, n: int = 0, gamma: float = 0.0, windows: Mapping[Path, Group] | None = None,
-    layout: Layout = Layout.NEAREST,
+def make_row_plan(
+    schema: Schema, n: int = 0, gamma: float = 0.0, windows: Mapping[Path, ReadGroup] | None = None,
+    layout: ReadLayout = ReadLayout.NEAREST,
 ) -> ReadPlan:  # fmt: skip
     """Return the plan of every field and next observation of one step, or of `n` summed steps.
 
@@ -231,7 +231,7 @@ def row_plan(
     """
     groups = {"reward": SUM, "terminated": LAST, "truncated": LAST} if n else {}
     leaves = {path: (i, groups.get(path[0], ROW)) for i, path in enumerate(schema.paths)}
-    leaves |= {next_path(schema.paths[i]): (i, NEXT) for i in schema.leaf_indices["obs"]}
+    leaves |= {make_next_obs_path(schema.paths[i]): (i, NEXT) for i in schema.leaf_indices["obs"]}
     windows = windows or {}
     return ReadPlan(
         tuple(LeafRead(path, leaf, windows.get(path, group)) for path, (leaf, group) in leaves.items()),
@@ -241,7 +241,7 @@ def row_plan(
     )
 
 
-def sequence_plan(
+def make_sequence_plan(
     schema: Schema, burn_in: int, length: int, *, cross_episodes: bool = False, step_index: bool = False,
     all_states: bool = False,
 ) -> ReadPlan:  # fmt: skip
@@ -250,14 +250,14 @@ def sequence_plan(
     `Carry` fields are read at the first step of a sequence; with `all_states`, at every step.
     """
     offsets = range(-burn_in, length)
-    steps, next_group = Group(Anchor.ROW, offsets, MASK), Group(Anchor.NEXT, offsets)
+    steps, next_group = ReadGroup(ReadAnchor.ROW, offsets, MASK), ReadGroup(ReadAnchor.NEXT, offsets)
     initial_states = [i for i, field in enumerate(schema.fields) if is_initial_state(field) and not all_states]
     reads = [LeafRead(path, i, steps) for i, path in enumerate(schema.paths) if i not in initial_states]
-    reads += [LeafRead(next_path(schema.paths[i]), i, next_group) for i in schema.leaf_indices["obs"]]
+    reads += [LeafRead(make_next_obs_path(schema.paths[i]), i, next_group) for i in schema.leaf_indices["obs"]]
     reads += [LeafRead(schema.paths[i], i, FIRST) for i in initial_states]
-    return ReadPlan(tuple(reads), layout=Layout.PACKED, cross_episodes=cross_episodes, step_index=step_index)
+    return ReadPlan(tuple(reads), layout=ReadLayout.PACKED, cross_episodes=cross_episodes, step_index=step_index)
 
 
-def next_path(path: Path) -> Path:
+def make_next_obs_path(path: Path) -> Path:
     """Return the path of the next observation that corresponds to the path of an observation's leaf."""
     return ("next_obs", *path[1:])

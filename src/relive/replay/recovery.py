@@ -37,7 +37,7 @@ class RecoverableBuffer:
         self.slots, self.nbytes = self._ring.slots, buffer.nbytes
 
     @property
-    def max_growth(self) -> int:
+    def max_commit_growth(self) -> int:
         """Number of bytes by which staged fields and the sampler's state can make a commit larger than the first."""
         buffer = self._live_buffer
         has_state = not buffer.sampler.keeps_state_in_memory and buffer.sampler.state()
@@ -80,7 +80,7 @@ class RecoverableBuffer:
 
     def slots_checksum(self) -> int:
         """Return a checksum of the kinds and starts of all slots."""
-        return _slots_checksum(self._ring)
+        return _compute_slots_checksum(self._ring)
 
     def write_behind(self, file: int, offset: int, nbytes: int) -> None:
         """Start writing a range of a file to the disk, without waiting."""
@@ -95,27 +95,27 @@ class RecoverableBuffer:
         buffer, ring, saved = self._live_buffer, self._ring, commit.saved
         backend = self._backend
         try:
-            _check_flags(ring)
+            _check_ring_flags(ring)
             if commit.is_closed:
-                _require_closed(ring, saved, checksum() == commit.checksum)
+                _require_unchanged_arrays(ring, saved, checksum() == commit.checksum)
             else:
-                _recover(backend, saved, commit)
+                _recover_rings(backend, saved, commit)
             check_ring(ring.kind, ring.head, ring.count, ring.floor)
             backend.rebuild_caches()
-            _resume(buffer, commit, resumes)
+            _load_commit(buffer, commit, resumes)
             buffer.check_state()
         except (SchemaError, InvariantError) as error:
             raise CorruptCheckpoint(f"{commit.name}: the arrays are invalid. {error}") from error
 
 
-def _resume(buffer: ReplayBuffer, commit: Commit, resumes: bool) -> None:
-    """Restore the state that is not in arrays of the disk; `resumes` includes the random generator."""
+def _load_commit(buffer: ReplayBuffer, commit: Commit, loads_random: bool) -> None:
+    """Restore the state that is not in arrays of the disk; `loads_random` includes the random generator."""
     saved = commit.saved
     if not buffer.sampler.keeps_state_in_memory:
         load_sampler_state(buffer.sampler, saved.part("sampler"), saved.config)
     buffer.sampler.on_recover()
     random, observers, staged = buffer.components.values()
-    if resumes:
+    if loads_random:
         random.load_state(saved.part("random"))
     if observers.config() == saved.config.value.get("listeners"):
         observers.load_state(saved.part_without_values("listeners"))
@@ -123,35 +123,35 @@ def _resume(buffer: ReplayBuffer, commit: Commit, resumes: bool) -> None:
         staged.load_state(saved.part("staged"))
 
 
-def _check_flags(ring: Ring) -> None:
+def _check_ring_flags(ring: Ring) -> None:
     for flags in (ring.first, ring.open, ring.resetting):
         if bool((flags.view(torch.uint8) > 1).any()):
             got = int(flags.view(torch.uint8).max())
             raise CorruptCheckpoint(explain("ring", "flags of 0 and 1", got, "Copy the folder again."))
 
 
-def _require_closed(ring: Ring, saved: SnapshotReader, checksum_matches: bool) -> None:
+def _require_unchanged_arrays(ring: Ring, saved: SnapshotReader, checksum_matches: bool) -> None:
     assert ring.journal is not None
     heads_match = all(
-        torch.equal(getattr(ring, name), _saved_array(ring, saved, name)) for name in ("head", "open", "floor")
+        torch.equal(getattr(ring, name), _read_saved_array(ring, saved, name)) for name in ("head", "open", "floor")
     )
     if not (checksum_matches and heads_match and not bool(ring.journal.any())):
         remedy = "Copy the folder again, or load a checkpoint."
         raise CorruptCheckpoint(explain("arrays", "the contents at close()", "files that were changed since", remedy))
 
 
-def _saved_array(ring: Ring, saved: SnapshotReader, name: str) -> torch.Tensor:
+def _read_saved_array(ring: Ring, saved: SnapshotReader, name: str) -> torch.Tensor:
     return saved.read_like(f"ring.{name}", getattr(ring, name))
 
 
-def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> None:
+def _recover_rings(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> None:
     """Restore the rings of a buffer that was not closed.
 
     After a kill, all rows are intact except the rows of an unfinished step. If rows are damaged, as after a power loss,
     the rings are rolled back to the last commit. The recovery is idempotent, since its process may be killed too.
     """
     ring = backend.ring
-    head, floor = _saved_array(ring, saved, "head"), _saved_array(ring, saved, "floor")
+    head, floor = _read_saved_array(ring, saved, "head"), _read_saved_array(ring, saved, "floor")
     max_row = (1 << 62) // (2 * ring.num_envs)
     if bool(((floor < 0) | (head < floor) | (head >= max_row)).any()) or commit.max_rows_since_commit > max_row:
         new_rows = commit.max_rows_since_commit
@@ -166,29 +166,29 @@ def _recover(backend: NativeBackend, saved: SnapshotReader, commit: Commit) -> N
     # A journal of -1 marks an unfinished recovery: if this process dies, the next one repeats the recovery from here.
     ring.journal.fill_(-1)
     for name in ("head", "open", "resetting", "floor"):
-        getattr(ring, name).copy_(_saved_array(ring, saved, name))
+        getattr(ring, name).copy_(_read_saved_array(ring, saved, name))
     if _is_disk_unchanged(backend, commit):
         ring.count.copy_((ring.kind == TRANSITION).sum(0))
     else:
         ring.roll_back(head, ring.open.clone(), torch.ones_like(ring.open), commit.max_rows_since_commit)
         damaged = backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1)
         if damaged.any():
-            ring.drop_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
+            ring.drop_rows_before(torch.where(damaged, ring.row_numbers() + 1, 0).amax(0))
     # Rows that were rewritten after the commit may have reached the disk only in part, so torn rows are excluded.
     if backend.rows.rewrite_journal is not None:
         backend.rows.rewrite_journal[0] = 0
-    ring.exclude(backend.find_torn_rows())
+    ring.exclude_rows(backend.find_torn_rows())
     ring.journal.zero_()
 
 
-def _slots_checksum(ring: Ring) -> int:
+def _compute_slots_checksum(ring: Ring) -> int:
     return zlib.crc32(tensor_bytes(ring.first), zlib.crc32(tensor_bytes(ring.kind)))
 
 
 def _is_disk_unchanged(backend: NativeBackend, commit: Commit) -> bool:
     """Whether no write after the commit reached the disk: the rows that writes would overwrite are intact."""
     ring, max_rows = backend.ring, commit.max_rows_since_commit
-    if _slots_checksum(ring) != commit.slots_checksum:
+    if _compute_slots_checksum(ring) != commit.slots_checksum:
         return False
     newest = backend.find_damaged_rows(ring.head - max_rows, ring.head + 1)
     oldest = backend.find_damaged_rows(torch.zeros_like(ring.head), ring.head + 1 + max_rows - ring.slots)

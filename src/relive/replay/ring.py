@@ -116,9 +116,9 @@ class Ring:
     def transition_slots(self) -> torch.Tensor:
         return (self.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
 
-    def flat_slots(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
-        """Return the flat slots of the rows with the number `row` in the environments `env`."""
-        return row % self.slots * self.num_envs + env
+    def flat_slots(self, rows: torch.Tensor, envs: torch.Tensor) -> torch.Tensor:
+        """Return the flat slots of the rows with the numbers `rows` in the environments `envs`."""
+        return rows % self.slots * self.num_envs + envs
 
     def newest_rows(self) -> torch.Tensor:
         """Return the newest written row of each environment [N]."""
@@ -132,7 +132,7 @@ class Ring:
         return slot + torch.where(slot > newest_slot, row_at_slot_0 - self.slots, row_at_slot_0)
 
     def ids(self) -> torch.Tensor:
-        """Return the ids of the transitions at all flat slots [S·N]; `NO_ID` for other slots."""
+        """Return the id of every flat slot's transition [S·N]; `NO_ID` for a slot without a transition."""
         ids = torch.add(self.first_ids[0], self.row_numbers(), alpha=self.num_envs)
         return torch.where(self.kind == TRANSITION, ids, NO_ID).view(-1)
 
@@ -169,13 +169,13 @@ class Ring:
         """Return the number of transitions of the same episode after each slot."""
         # The ring is repeated, because an episode may continue from the last slot in the first slot.
         stops = torch.cat([self.kind, self.kind]) != TRANSITION
-        return self._distance_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
+        return self._count_steps_to_stop(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
     def count_preceding(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the number of transitions of the same episode before each slot."""
         # Counting back stops at a row that starts its episode, or whose preceding row is no transition any more.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
-        return self._distance_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
+        return self._count_steps_to_stop(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
 
     def count_neighbors(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `count_preceding` and `count_following`, limited to `before` and `after` steps.
@@ -190,10 +190,10 @@ class Ring:
         is_step = self.kind_at(nearby_slots) == TRANSITION
         return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
-    def _distance_to_stop(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return the distance from index `place` of `stops` back to the nearest stop, in the column of each slot."""
-        places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
-        last_stop = torch.where(stops, places, -1).cummax(0).values
+    def _count_steps_to_stop(self, is_stop: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Return the distance from index `place` of `is_stop` back to the nearest stop, in the column of each slot."""
+        places = torch.arange(len(is_stop), device=slots.device).unsqueeze(1)
+        last_stop = torch.where(is_stop, places, -1).cummax(0).values
         return place - last_stop[place, slots % self.num_envs]
 
     def following_slots(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -205,24 +205,24 @@ class Ring:
         slots = (ids + offsets) % self.size
         return slots, self.kind_at(slots[:-1]) != TRANSITION
 
-    def sequence_slots(self, ids: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
+    def sequence_slots(self, ids: torch.Tensor, before: int, after: int, crosses_episodes: bool) -> torch.Tensor:
         """Return the flat slots [B, before + after] of packed sequences, which end with padding of -1.
 
         A sequence has up to `before` steps before its row, the row, and up to `after` - 1 steps after its row. With
-        `cross`, a sequence continues in the next episode.
+        `crosses_episodes`, a sequence continues in the next episode.
         """
-        if not before and not cross:
+        if not before and not crosses_episodes:
             slots, is_no_step = self.following_slots(ids, min(after, self.slots))
             steps = slots[:-1].masked_fill_(is_no_step.cummax(0).values, -1).t()
             return pad(steps, (0, after - self.slots), value=-1) if after > self.slots else steps.contiguous()
         # At most two rows (a reset and a cut) separate episodes, so transitions are at most three rows apart.
-        row_spacing = 3 if cross else 1
+        row_spacing = 3 if crosses_episodes else 1
         rows_before, rows_after = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
         offsets = count_from(-rows_before * self.num_envs, rows_after * self.num_envs + 1, self.num_envs, ids.device)
         nearby_ids = ids.unsqueeze(1) + offsets
         nearby_slots = nearby_ids % self.size
         is_step = self.kind_at(nearby_slots) == TRANSITION
-        if cross:
+        if crosses_episodes:
             next_id = torch.add(self.first_ids[0], self.head, alpha=self.num_envs)[ids % self.num_envs].unsqueeze(1)
             is_step &= (nearby_ids < next_id) & (nearby_ids >= next_id - self.size)
         else:
@@ -249,27 +249,27 @@ class Ring:
         self.roll_back(old_head, was_open, is_torn, MAX_ROWS_PER_STEP)
         self.journal.zero_()
 
-    def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, max_new_rows: int) -> None:
-        """Roll the environments in the mask `where` [N] back to earlier heads [N].
+    def roll_back(self, head: torch.Tensor, was_open: torch.Tensor, mask: torch.Tensor, max_new_rows: int) -> None:
+        """Roll the environments where `mask` [N] is True back to earlier heads [N].
 
         Up to `max_new_rows` rows per environment may have been written since, over the oldest rows, which are dropped.
         """
         kind = self.kind.view(-1)
         pending = self.flat_slots(head, self.first_ids[0])
-        kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)
-        self.head.copy_(torch.where(where, head + was_open.long(), self.head))
-        self.open &= ~where
-        self.resetting &= ~where
-        self.drop_before(torch.where(where, self.head + max_new_rows - self.slots, 0))
+        kind[pending] = torch.where(was_open & mask, FINAL, kind[pending]).to(torch.uint8)
+        self.head.copy_(torch.where(mask, head + was_open.long(), self.head))
+        self.open &= ~mask
+        self.resetting &= ~mask
+        self.drop_rows_before(torch.where(mask, self.head + max_new_rows - self.slots, 0))
 
-    def drop_before(self, first_kept: torch.Tensor) -> None:
-        """Drop the rows before `first_kept` [N] or before a missing row, and final rows that no transition precedes."""
+    def drop_rows_before(self, first_kept_rows: torch.Tensor) -> None:
+        """Drop rows before `first_kept_rows` [N] or before a missing row, and final rows that follow no transition."""
         row, kind = self.row_numbers(), self.kind
-        is_missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, first_kept))
-        first_kept = torch.maximum(first_kept, torch.where(is_missing, row + 1, 0).amax(0))
-        loses_rows = first_kept > self.floor
+        is_missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, first_kept_rows))
+        first_kept_rows = torch.maximum(first_kept_rows, torch.where(is_missing, row + 1, 0).amax(0))
+        loses_rows = first_kept_rows > self.floor
         row_after_newest = self.newest_rows() + 1
-        first_rows = torch.where((row >= first_kept) & (kind != FINAL), row, row_after_newest).amin(0)
+        first_rows = torch.where((row >= first_kept_rows) & (kind != FINAL), row, row_after_newest).amin(0)
         self.floor.copy_(torch.where(loses_rows, torch.minimum(first_rows, self.head), self.floor))
         # The first remaining rows may need frames of dropped rows, so these remaining rows become history.
         lacks_frames = loses_rows & (row < self.floor + self.slots - self.num_sampleable) & (kind == TRANSITION)
@@ -278,12 +278,12 @@ class Ring:
         kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
         self.count.copy_((kind == TRANSITION).sum(0))
 
-    def exclude(self, is_torn: torch.Tensor) -> None:
+    def exclude_rows(self, is_torn: torch.Tensor) -> None:
         """Exclude the rows in a mask [slots, N] from draws; they stay as the next observations of other rows."""
         self.kind.copy_(torch.where(is_torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
 
-    def cut(self, envs: torch.Tensor | None = None, on_complete: Callable[[], None] | None = None) -> None:
+    def end_episodes(self, envs: torch.Tensor | None = None, on_complete: Callable[[], None] | None = None) -> None:
         """End the open episodes of these environments, or of all, with the newest observation.
 
         `on_complete` is called after the cut, even if a signal interrupts the cut (see `kernels.complete`).
@@ -307,14 +307,14 @@ class Ring:
 
         complete(change)
 
-    def rows_left(self) -> int:
+    def num_rows_left(self) -> int:
         """Return the minimum number of rows per environment until ids exceed int64. Synchronises."""
         return MAX_ID // self.num_envs - int(self.head.max())
 
-    def require_rows_left(self, steps: int) -> int:
-        """Return `rows_left`; raises if the ids do not suffice for `steps` steps."""
-        rows_left = self.rows_left()
-        if rows_left < MAX_ROWS_PER_STEP * steps:
+    def require_rows_left(self, num_steps: int) -> int:
+        """Return `num_rows_left`; raises if the ids do not suffice for `num_steps` steps."""
+        rows_left = self.num_rows_left()
+        if rows_left < MAX_ROWS_PER_STEP * num_steps:
             got = f"room for {rows_left} rows per environment"
             raise OverflowError(explain("add", "ids below 2^63", got, "Make a new buffer."))
         return rows_left
@@ -361,17 +361,17 @@ class HostRing:
         """First row since the last clear."""
 
     @property
-    def oldest(self) -> int:
+    def oldest_row(self) -> int:
         """Number of the oldest stored row."""
         return max(self.floor, self.head - self.capacity)
 
     def __len__(self) -> int:
-        return self.head - self.oldest
+        return self.head - self.oldest_row
 
     def slots(self, rows: torch.Tensor) -> torch.Tensor:
         return rows % self.capacity
 
-    def next_slots(self, count: int) -> list[tuple[slice, slice]]:
+    def find_next_slices(self, count: int) -> list[tuple[slice, slice]]:
         """Return slices (rows, slots) for the next `count` rows; only their last `capacity` rows are stored."""
         if self.head + count > MAX_ID:
             raise OverflowError(explain("add", "ids below 2^63", f"{self.head + count} rows", "Make a new buffer."))

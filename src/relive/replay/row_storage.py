@@ -107,7 +107,7 @@ class RowStorage:
         """Number of bytes of all tensors."""
         return sum(t.nbytes for t in self.tensors)
 
-    def flags(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def end_flags(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the leaves `terminated` and `truncated`."""
         terminated, truncated = (self.leaves[self.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         return terminated, truncated
@@ -171,7 +171,7 @@ class RowStorage:
         else:
             # In a block cut from one array, `obs` shares memory with the `next_obs` of other steps, so only the first
             # rows are compared.
-            refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in obs_and_next))
+            refuse_reused_leaves(self.schema, *([_take_first_row(leaf) for leaf in group] for group in obs_and_next))
         converted = tuple(self.convert_leaf(i, value, leading_shape) for i, value in enumerate(leaves))
         converted_next_leaves = tuple(
             self.convert_leaf(i, value, leading_shape, "next_")
@@ -230,7 +230,7 @@ class RowStorage:
         if self.mutable:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
-    def complete_rows(self) -> Rows:
+    def rows_to_save(self) -> Rows:
         """Return the complete rows without their mutable leaves, so that no later write modifies them."""
         tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves) if i not in self.mutable}
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
@@ -241,6 +241,6 @@ class RowStorage:
         return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 
 
-def _first_row(leaf: Any) -> Any:
+def _take_first_row(leaf: Any) -> np.ndarray | torch.Tensor | None:
     is_dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
     return leaf[:1] if is_dense and leaf.ndim else None

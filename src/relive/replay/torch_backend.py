@@ -12,8 +12,8 @@ import torch
 from relive.errors import SchemaError, verify
 from relive.kernels import complete
 from relive.kernels.torch_ops import add_axes
-from relive.replay.backend import Backend, ChangedSlots, never_issued_error
-from relive.replay.continuity import ContinuityStats, step_continuity
+from relive.replay.backend import Backend, ChangedSlots, make_unissued_id_error
+from relive.replay.continuity import StepContinuityStats, count_step_continuity
 from relive.replay.ring import FINAL, HISTORY, MAX_ID, MAX_ROWS_PER_STEP, NO_ID, PENDING, TRANSITION, Ring
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
@@ -35,11 +35,11 @@ class DeviceBackend(Backend):
         self._rows_left = MAX_ID // self.num_envs
         """Minimum number of rows per environment until ids exceed int64."""
 
-    def _reserve_ids(self, steps: int) -> None:
-        """Raise if the remaining ids do not suffice for `steps` more steps."""
-        if self._rows_left < MAX_ROWS_PER_STEP * steps:
-            self._rows_left = self.ring.require_rows_left(steps)
-        self._rows_left -= MAX_ROWS_PER_STEP * steps
+    def _reserve_ids(self, num_steps: int) -> None:
+        """Raise if the remaining ids do not suffice for `num_steps` more steps."""
+        if self._rows_left < MAX_ROWS_PER_STEP * num_steps:
+            self._rows_left = self.ring.require_rows_left(num_steps)
+        self._rows_left -= MAX_ROWS_PER_STEP * num_steps
 
     def rewrite(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         # A device writes repeated slots in any order, so each slot's entries all take the values of the last one.
@@ -67,7 +67,7 @@ class DeviceBackend(Backend):
 
     def rebuild_caches(self) -> None:
         self.is_empty = not bool((self.ring.head > self.ring.floor).any())
-        self._rows_left = self.ring.rows_left()
+        self._rows_left = self.ring.num_rows_left()
 
     def __len__(self) -> int:
         return int(self._counts.sum())
@@ -111,9 +111,9 @@ class TorchBackend(DeviceBackend):
         if writer.write_error is not None:
             raise writer.write_error
         if self.counter.is_on:
-            self.warning = self.counter.next_warning(self.counter.stats)
+            self.warning = self.counter.take_next_warning(self.counter.stats)
 
-    def _write(self, writer: TorchWriter, stats: ContinuityStats, on_complete: Callable[[], None] | None) -> None:
+    def _write(self, writer: TorchWriter, stats: StepContinuityStats, on_complete: Callable[[], None] | None) -> None:
         """Perform a write, or continue it after an interruption."""
         is_first_attempt, writer.is_first_attempt = writer.is_first_attempt, False
         self._written = writer.write()
@@ -171,11 +171,11 @@ class TorchBackend(DeviceBackend):
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         entries = self._uniform_index.draw(count, random)
         slots = entries[0]
-        num_writes = self._num_writes(slots)
+        num_writes = self._get_version(slots)
         self._last_draw = None if num_writes is None else (slots, entries, num_writes)
         return slots
 
-    def set_written_masses(self, mass: float | torch.Tensor) -> None:
+    def set_mass_of_written_rows(self, mass: float | torch.Tensor) -> None:
         slots, _ = self.changed_slots()
         # Mass is float64: float32 would overflow and underflow.
         if not isinstance(mass, torch.Tensor):
@@ -185,26 +185,26 @@ class TorchBackend(DeviceBackend):
     def find_next_and_ids(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.stores_next_obs:
             return super().find_next_and_ids(slots)
-        rows = self._last_entries(slots)
+        rows = self._find_last_draw_entries(slots)
         if rows is None:
             rows = self._get_row_table().index_select(1, slots)
         return rows[:2], rows[2]
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        entries = self._last_entries(slots)
+        entries = self._find_last_draw_entries(slots)
         return self.ring.ids_at(slots) if entries is None else entries[-1]
 
-    def _last_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
+    def _find_last_draw_entries(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Return the uniform index's entries for these slots if the last draw returned the slots, else None."""
         # A sampler that changes the slots in place increases torch's counter of writes, so the entries are not used.
-        if self._last_draw is None or self._last_draw[0] is not slots or self._num_writes(slots) != self._last_draw[2]:
+        if self._last_draw is None or self._last_draw[0] is not slots or self._get_version(slots) != self._last_draw[2]:
             return None
         return self._last_draw[1]
 
     @staticmethod
-    def _num_writes(slots: torch.Tensor) -> int | None:
+    def _get_version(tensor: torch.Tensor) -> int | None:
         """Return torch's counter of in-place writes; None for inference tensors."""
-        return None if slots.is_inference() else slots._version
+        return None if tensor.is_inference() else tensor._version
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         candidate_slots = ids % self.ring.size
@@ -213,7 +213,7 @@ class TorchBackend(DeviceBackend):
         if self._is_host and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
             _, is_unissued = self.ring.locate(ids)
             if is_unissued.any():
-                raise never_issued_error(ids, int(is_unissued.nonzero()[0]))
+                raise make_unissued_id_error(ids, int(is_unissued.nonzero()[0]))
         return slots
 
     def check(self) -> None:
@@ -259,19 +259,19 @@ class UniformIndex:
                 self._ends += num_added
             else:
                 self._ends[step.envs] = ends + num_added
-        self._sum_counts()
+        self._update_bounds()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         """Draw entries of transitions [3, count] uniformly, with replacement."""
         if self._entries is None:
             self._entries = self._make_entries()
-            self._sum_counts()
+            self._update_bounds()
         number = random.integers(count, self._ring.kind.device) % self._total
         env = torch.searchsorted(self._bounds, number, right=True)
         places = torch.add(self._starts.index_select(0, env), number, alpha=self._ring.num_envs)
         return self._entries.index_select(1, places % self._ring.size)
 
-    def _sum_counts(self) -> None:
+    def _update_bounds(self) -> None:
         counts = self._ring.count.cumsum(0)
         # The bounds omit the last sum, so that every random number maps to an environment, even in an empty ring.
         self._bounds = counts[:-1]
@@ -325,7 +325,7 @@ class WrittenStep(NamedTuple):
 
 
 class TorchWriter:
-    """Writes one step, or with `blocks` several steps in time order, of all environments or of `envs`: all or nothing.
+    """Writes one step, or a block of steps in time order, of all environments or of `envs`: all or nothing.
 
     A signal may interrupt `write` anywhere. Calling it again completes the write, because each step is computed from
     the stored rows before anything is assigned. With `counts`, `counted` holds the continuity of the steps; counting
@@ -334,14 +334,14 @@ class TorchWriter:
 
     def __init__(
         self, rows: RowStorage, leaves: tuple[torch.Tensor, ...], next_leaves: tuple[torch.Tensor, ...],
-        envs: torch.Tensor | None, blocks: bool, *, counts: bool,
+        envs: torch.Tensor | None, is_block: bool, *, counts: bool,
     ) -> None:  # fmt: skip
         self._rows, self._ring, self._envs = rows, rows.ring, envs
-        self._counts, self.counted = counts, ContinuityStats()
+        self._counts, self.counted = counts, StepContinuityStats()
         ids = self._ring.first_ids[:1] if rows.stores_next_obs else self._ring.first_ids
         self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = (
-            [self._with_axes(leaf, blocks) for leaf in group] for group in (leaves, next_leaves)
+            [self._add_missing_axes(leaf, is_block) for leaf in group] for group in (leaves, next_leaves)
         )
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
         self._ring_state = (ring.head, ring.open, ring.resetting, ring.count)
@@ -349,12 +349,12 @@ class TorchWriter:
         """The ring state of the written environments: the ring's tensors, or copies that `write` copies back."""
         self._head, self._open, self._resetting, self._count = self._env_state
         self._written: list[WrittenStep] = []
-        self._current: tuple[WrittenStep, ContinuityStats] | None = None
+        self._current: tuple[WrittenStep, StepContinuityStats] | None = None
         """The current step: its rows and its continuity; None between steps."""
         self._changes: list[Callable[[], Any]] = []
         """The assignments of the current step, in order. Applying all of them again changes nothing."""
         # Old values are kept only for a block of frame stacks, which may be refused after its first steps were written.
-        can_be_undone = rows.stacked and blocks and rows.device.type == "cpu"
+        can_be_undone = rows.stacked and is_block and rows.device.type == "cpu"
         undo = (*self._env_state, ring.kind, ring.first, *rows.leaves) if can_be_undone else ()
         self._old_values = [(tensor, tensor.clone()) for tensor in undo]
         self.write_error: SchemaError | None = None
@@ -386,51 +386,51 @@ class TorchWriter:
                 tensor[self._envs] = new_values
         return self._written
 
-    def _defer(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    def _add_change(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         """Append a call to `_changes`, the assignments that store the current step."""
         self._changes.append(partial(function, *arguments, **options))
 
-    def _with_axes(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
-        leaf = leaf if blocks else leaf.unsqueeze(0)
+    def _add_missing_axes(self, leaf: torch.Tensor, is_block: bool) -> torch.Tensor:
+        leaf = leaf if is_block else leaf.unsqueeze(0)
         return leaf if self._rows.leading_shape else leaf.unsqueeze(1)
 
     def _plan_step(
         self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor]
-    ) -> tuple[WrittenStep, ContinuityStats]:
+    ) -> tuple[WrittenStep, StepContinuityStats]:
         """Compute the rows and the continuity of one step; `_changes` then holds the assignments that store it."""
         rows, ring, self._changes = self._rows, self._ring, []
-        continuity = ContinuityStats()
+        continuity = StepContinuityStats()
         if self._counts:
             obs, env = [leaves[i] for i in rows.obs_leaves], self._first_ids[0]
-            continuity = step_continuity(rows, obs, env, self._head, self._open, self._resetting)
+            continuity = count_step_continuity(rows, obs, env, self._head, self._open, self._resetting)
             rewards = (leaves[i] for i in rows.schema.leaf_indices["reward"])
             infinite = any(x.is_floating_point() and not _is_finite(x) for x in rewards)
-            continuity += ContinuityStats(infinite=int(infinite))
+            continuity += StepContinuityStats(infinite=int(infinite))
         reset = self._resetting.clone() if rows.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
-        continues = self._find_continuing(leaves, next_leaves, pending, reset)
+        continues = self._find_continuing_steps(leaves, next_leaves, pending, reset)
         # A step that does not continue the pending row is written to the row after it.
         head = self._head + (self._open > continues)
         ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
-        retired, count = self._remove_oldest(ids, slots)
+        retired, count = self._retire_oldest_rows(ids, slots)
         # The pending row becomes final here; if the step continues it, `_write_row` overwrites this kind.
-        self._defer(self._kind.index_fill_, 0, pending, FINAL)
+        self._add_change(self._kind.index_fill_, 0, pending, FINAL)
         self._write_row(leaves, slots[0], ~continues, reset)
-        self._defer(torch.add, count, 1 if reset is None else ~reset, out=self._count)
+        self._add_change(torch.add, count, 1 if reset is None else ~reset, out=self._count)
         terminated, truncated = (leaves[rows.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         end = terminated | truncated
         if rows.stores_next_obs:
             for column, leaf in zip(rows.next_leaves, next_leaves, strict=True):
-                self._defer(as_indexable(column.flatten(0, 1)).index_copy_, 0, slots[0], as_indexable(leaf))
-            self._defer(torch.add, head, 1, out=self._head)
+                self._add_change(as_indexable(column.flatten(0, 1)).index_copy_, 0, slots[0], as_indexable(leaf))
+            self._add_change(torch.add, head, 1, out=self._head)
         else:
-            self._write_next(next_leaves, slots[1], head, reset, None if rows.next_step else end)
+            self._write_next_obs(next_leaves, slots[1], head, reset, None if rows.next_step else end)
         if reset is not None:
-            self._defer(self._resetting.copy_, end & ~reset)
+            self._add_change(self._resetting.copy_, end & ~reset)
         return WrittenStep(self._envs, ids, slots, reset, retired), continuity
 
-    def _find_continuing(
+    def _find_continuing_steps(
         self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], pending: torch.Tensor,
         reset: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
@@ -438,12 +438,12 @@ class TorchWriter:
         rows = self._rows
         continues = self._open
         for i in rows.obs_leaves if not rows.stores_next_obs else ():
-            continues = continues & _equal_bits(rows.read_bits(i, pending), leaves[i])
+            continues = continues & _find_equal_rows(rows.read_bits(i, pending), leaves[i])
         if rows.stacked:
             self._check_stacks(leaves, next_leaves, continues, reset)
         return continues if reset is None else continues | (self._open & reset)
 
-    def _remove_oldest(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    def _retire_oldest_rows(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Remove the oldest transitions to make room; returns the slots of rows kept as history, and the new counts."""
         ring = self._ring
         keeps_history = ring.slots > ring.num_sampleable
@@ -451,7 +451,7 @@ class TorchWriter:
         kind = self._kind.index_select(0, expiring_slots)
         is_expiring = kind == TRANSITION
         if keeps_history:
-            self._defer(self._kind.index_copy_, 0, expiring_slots, kind.masked_fill_(is_expiring, HISTORY))
+            self._add_change(self._kind.index_copy_, 0, expiring_slots, kind.masked_fill_(is_expiring, HISTORY))
         return expiring_slots if keeps_history else None, self._count - is_expiring.view(ids.shape).sum(0)
 
     def _write_row(
@@ -460,21 +460,21 @@ class TorchWriter:
         """Write the row of the step: a transition, or final if it only resets."""
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
-            flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._stored_part(i, leaf))
+            flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._select_stored_frame(i, leaf))
             # The observation of a reset row was stored with the previous step, so it is kept.
             if reset is not None and i in rows.obs_leaves:
                 bits = torch.where(add_axes(is_start, bits), bits, flat.index_select(0, slots))
-            self._defer(flat.index_copy_, 0, slots, bits)
+            self._add_change(flat.index_copy_, 0, slots, bits)
         if reset is None:
-            self._defer(self._kind.index_fill_, 0, slots, TRANSITION)
+            self._add_change(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
             # Reset rows get the kind FINAL, which is TRANSITION + 1, so the flag is added to TRANSITION.
-            self._defer(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
+            self._add_change(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
             # A pending row that starts an episode keeps its flag `first` when the step overwrites it.
             is_start |= self._first.index_select(0, slots)
-        self._defer(self._first.index_copy_, 0, slots, is_start)
+        self._add_change(self._first.index_copy_, 0, slots, is_start)
 
-    def _write_next(
+    def _write_next_obs(
         self, next_leaves: list[torch.Tensor], slots: torch.Tensor, head: torch.Tensor, starts: torch.Tensor | None,
         is_end: torch.Tensor | None,
     ) -> None:  # fmt: skip
@@ -482,36 +482,36 @@ class TorchWriter:
         rows = self._rows
         for i, leaf in zip(rows.obs_leaves, next_leaves, strict=True):
             flat = as_indexable(rows.leaves[i].flatten(0, 1))
-            self._defer(flat.index_copy_, 0, slots, as_indexable(self._stored_part(i, leaf)))
+            self._add_change(flat.index_copy_, 0, slots, as_indexable(self._select_stored_frame(i, leaf)))
         if starts is None:
-            self._defer(self._first.index_fill_, 0, slots, False)
+            self._add_change(self._first.index_fill_, 0, slots, False)
         else:
-            self._defer(self._first.index_copy_, 0, slots, starts)
+            self._add_change(self._first.index_copy_, 0, slots, starts)
         if is_end is None:
-            self._defer(self._kind.index_fill_, 0, slots, PENDING)
-            self._defer(torch.add, head, 1, out=self._head)
-            self._defer(self._open.fill_, True)
+            self._add_change(self._kind.index_fill_, 0, slots, PENDING)
+            self._add_change(torch.add, head, 1, out=self._head)
+            self._add_change(self._open.fill_, True)
         else:
             # Where an episode ends, the kind is FINAL, which is PENDING - 1, so the flag is subtracted from PENDING.
-            self._defer(self._kind.index_copy_, 0, slots, PENDING - is_end.view(torch.uint8))
-            self._defer(torch.add, head + 1, is_end, out=self._head)
-            self._defer(torch.logical_not, is_end, out=self._open)
+            self._add_change(self._kind.index_copy_, 0, slots, PENDING - is_end.view(torch.uint8))
+            self._add_change(torch.add, head + 1, is_end, out=self._head)
+            self._add_change(torch.logical_not, is_end, out=self._open)
 
     def _check_stacks(
-        self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], same: torch.Tensor,
+        self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], continues: torch.Tensor,
         reset: torch.Tensor | None,
     ) -> None:  # fmt: skip
         rows = self._rows
         num_invalid = rows.num_invalid_stacks
-        reset = torch.zeros_like(same) if reset is None else reset
+        reset = torch.zeros_like(continues) if reset is None else reset
         for place, i in enumerate(rows.obs_leaves):
             field = rows.schema.fields[i]
             if not isinstance(field, Stacked):
                 continue
             stack, next_stack = (group.movedim(1 + field.axis, 1) for group in (leaves[i], next_leaves[place]))
             padding = stack[:, -1:] if field.pad == "repeat" else torch.zeros_like(stack[:, -1:])
-            is_invalid = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
-            is_invalid_next = ~(reset | _equal_bits(next_stack[:, :-1], stack[:, 1:]))
+            is_invalid = ~(continues | reset | _find_equal_rows(stack[:, :-1], padding.expand_as(stack[:, :-1])))
+            is_invalid_next = ~(reset | _find_equal_rows(next_stack[:, :-1], stack[:, 1:]))
             if rows.device.type != "cpu":
                 num_invalid = num_invalid + (is_invalid | is_invalid_next).sum()
             elif is_invalid.any():
@@ -519,11 +519,11 @@ class TorchWriter:
             elif is_invalid_next.any():
                 raise rows.make_stack_error(len(rows.leaves) + place)
         if num_invalid is not rows.num_invalid_stacks:
-            self._defer(rows.num_invalid_stacks.copy_, num_invalid)
+            self._add_change(rows.num_invalid_stacks.copy_, num_invalid)
 
-    def _stored_part(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
+    def _select_stored_frame(self, leaf_index: int, leaf: torch.Tensor) -> torch.Tensor:
         """Return the part of a leaf to store: the newest frame of a stack, or the whole leaf without stacking."""
-        field = self._rows.schema.fields[column]
+        field = self._rows.schema.fields[leaf_index]
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 
 
@@ -531,7 +531,7 @@ _BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 1
 """Integer dtypes to compare bits with, by element size in bytes."""
 
 
-def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _find_equal_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a mask of rows with equal bytes, for which NaN equals itself and 0.0 differs from -0.0."""
     dtype = _BIT_DTYPES[a.element_size()]
     # `as_strided` is needed because an axis of length 1 may have any stride, which `view(dtype)` rejects.

@@ -15,13 +15,13 @@ from relive.replay.read_plan import (
     MASK,
     STEP_INDEX,
     TRAIN,
-    Anchor,
-    Group,
-    Layout,
     Leaves,
     PlanReader,
+    ReadAnchor,
+    ReadGroup,
+    ReadLayout,
     ReadPlan,
-    next_path,
+    make_next_obs_path,
 )
 from relive.schema.conversion import as_indexable
 from relive.schema.fields import Path
@@ -45,7 +45,7 @@ def find_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return is_over, is_over.sum(0)
 
 
-_ANCHOR_PLACES = {Anchor.ROW: 0, Anchor.FIRST: 0, Anchor.NEXT: 1, Anchor.LAST: 2}
+_ANCHOR_PLACES = {ReadAnchor.ROW: 0, ReadAnchor.FIRST: 0, ReadAnchor.NEXT: 1, ReadAnchor.LAST: 2}
 """Index of each anchor in `ends_of_run`."""
 
 
@@ -54,17 +54,17 @@ class TorchReader(PlanReader):
 
     def __init__(self, backend: Backend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
-        self._summed = {read.leaf: read.path for read in plan.reads if read.group.anchor is Anchor.SUM}
-        self._windows = {group: _leaf_paths(plan, group) for group in plan.groups if group.offsets is not None}
-        items = [group for group in plan.groups if group.offsets is None and group.anchor is not Anchor.SUM]
-        self._items = {group.anchor: _leaf_paths(plan, group) for group in items}
-        rows, next_items = (self._items.get(anchor, {}) for anchor in (Anchor.ROW, Anchor.NEXT))
+        self._summed = {read.leaf: read.path for read in plan.reads if read.group.anchor is ReadAnchor.SUM}
+        self._windows = {group: _find_leaf_paths(plan, group) for group in plan.groups if group.offsets is not None}
+        items = [group for group in plan.groups if group.offsets is None and group.anchor is not ReadAnchor.SUM]
+        self._items = {group.anchor: _find_leaf_paths(plan, group) for group in items}
+        rows, next_items = (self._items.get(anchor, {}) for anchor in (ReadAnchor.ROW, ReadAnchor.NEXT))
         shared_leaves = [] if backend.stores_next_obs else [leaf for leaf in rows if leaf in next_items]
         self._shared_leaves = {leaf: (rows.pop(leaf), next_items.pop(leaf)) for leaf in shared_leaves}
         """Leaves of a row and of its next observation, which one call reads."""
 
     def read(self, slots: torch.Tensor) -> Leaves:
-        batch = self._read_sequences(slots) if self.plan.layout is Layout.PACKED else self._read_rows(slots)
+        batch = self._read_sequences(slots) if self.plan.layout is ReadLayout.PACKED else self._read_rows(slots)
         return {path: batch[path] for path in self.plan.paths}
 
     def _read_rows(self, slots: torch.Tensor) -> Leaves:
@@ -75,7 +75,7 @@ class TorchReader(PlanReader):
             at, missing = self._read_sums(slots, batch)
         else:
             at, batch[INDEX] = backend.find_next_and_ids(slots)
-            places = _ANCHOR_PLACES | {Anchor.LAST: 0}
+            places = _ANCHOR_PLACES | {ReadAnchor.LAST: 0}
         if self._shared_leaves:
             read = backend.read_leaves(at[:2].view(-1), tuple(self._shared_leaves))
             for (path, next_obs_path), leaf in zip(self._shared_leaves.values(), read, strict=True):
@@ -83,13 +83,15 @@ class TorchReader(PlanReader):
                 # The next observation is copied: an in-place change of it must not invalidate gradients of `obs`.
                 batch[path], batch[next_obs_path] = row_and_next[0], row_and_next[1].clone()
         for anchor, leaves in self._items.items():
-            if anchor is Anchor.NEXT and backend.stores_next_obs:
+            if anchor is ReadAnchor.NEXT and backend.stores_next_obs:
                 batch |= zip(leaves.values(), backend.read_next_leaves(slots, tuple(leaves)), strict=True)
             elif leaves:
                 batch |= zip(leaves.values(), backend.read_leaves(at[places[anchor]], tuple(leaves)), strict=True)
         if self._windows:
             last = None if missing is None else plan.n - 1 - missing
-            batch |= self._read_offsets(slots, EpisodeExtent(*backend.ring.count_neighbors(slots, *plan.reach), last))
+            batch |= self._read_offsets(
+                slots, EpisodeExtent(*backend.ring.count_neighbors(slots, *plan.num_steps_around), last)
+            )
         return batch
 
     def _read_sums(self, slots: torch.Tensor, leaves: Leaves) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,7 +115,7 @@ class TorchReader(PlanReader):
         """Read the leaves that the plan wants at offsets from the row, and the masks of real offsets."""
         steps, inside = find_nearest_steps(self.plan, extent)
         offset_slots = self._backend.ring.shift(slots.unsqueeze(1), steps)
-        zeros = self.plan.layout is Layout.ZEROS
+        zeros = self.plan.layout is ReadLayout.ZEROS
         if zeros:
             offset_slots = torch.where(inside, offset_slots, -1)
         sizes = [len(group.offsets or ()) for group in self._windows]
@@ -129,13 +131,13 @@ class TorchReader(PlanReader):
 
     def _read_sequences(self, slots: torch.Tensor) -> Leaves:
         backend, ring, plan = self._backend, self._backend.ring, self.plan
-        before, after = plan.reach
+        before, after = plan.num_steps_around
         ids = backend.ids(slots)
         windows = ring.sequence_slots(ids, before, after + 1, plan.cross_episodes)
         is_step, flat = windows >= 0, windows.contiguous().view(-1)
         batch: Leaves = {INDEX: ids, MASK: is_step}
         for group, leaves in self._windows.items():
-            if group.anchor is Anchor.NEXT:
+            if group.anchor is ReadAnchor.NEXT:
                 # Slot -1 reads an arbitrary row, so the values read for it are set to zero below.
                 read = backend.read_leaves(ring.shift(flat), tuple(leaves))
                 has_no_slot = flat < 0
@@ -155,13 +157,13 @@ class TorchReader(PlanReader):
         return batch
 
 
-def _leaf_paths(plan: ReadPlan, group: Group) -> dict[int, Path]:
+def _find_leaf_paths(plan: ReadPlan, group: ReadGroup) -> dict[int, Path]:
     return {read.leaf: read.path for read in plan.reads if read.group == group}
 
 
 def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the nearest stored step per offset of all groups [B, offsets], and a mask of offsets that are stored."""
-    steps, is_from_last, has_final_obs = _offset_constants(plan, extent.following.device)
+    steps, is_from_last, has_final_obs = _make_offset_tensors(plan, extent.following.device)
     target_steps = steps if extent.last is None else steps + is_from_last * extent.last.unsqueeze(1)
     max_steps = extent.following.unsqueeze(1) + has_final_obs
     steps = torch.minimum(torch.maximum(target_steps, -extent.preceding.unsqueeze(1)), max_steps)
@@ -172,9 +174,11 @@ def find_nearest_steps(plan: ReadPlan, extent: EpisodeExtent) -> tuple[torch.Ten
 # because inference tensors would be unusable in training.
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
-def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _make_offset_tensors(plan: ReadPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the steps of all offsets, and masks of offsets that count from the last step or count observations."""
-    offsets = [(offset, group.anchor is Anchor.NEXT, group) for group in plan.groups for offset in group.offsets or ()]
+    offsets = [
+        (offset, group.anchor is ReadAnchor.NEXT, group) for group in plan.groups for offset in group.offsets or ()
+    ]
     numbers = [
         [offset + is_next for offset, is_next, _ in offsets],
         [is_next for _, is_next, _ in offsets],
@@ -184,15 +188,15 @@ def _offset_constants(plan: ReadPlan, device: torch.device) -> tuple[torch.Tenso
     return steps, is_from_last, counts_observations
 
 
-def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
-    """Compute the batch of a plan from all its steps [B, L, …], which `plan.unreduced` read and a view may change."""
+def reduce_steps(steps: Leaves, plan: ReadPlan) -> Leaves:
+    """Compute the batch of a plan from all its steps [B, L, …], which `with_all_steps` read and a view may change."""
     if plan.is_transition:
         return {path: steps[path] for path in plan.paths}
-    if plan.layout is Layout.PACKED:
+    if plan.layout is ReadLayout.PACKED:
         items = {read.path for read in plan.reads if read.group.offsets is None}
         return {path: steps[path][:, 0].contiguous() if path in items else steps[path] for path in plan.paths}
     train, device = steps[TRAIN], steps[TRAIN].device
-    preceding = (steps[MASK] & ~train).sum(1) if plan.reach[0] else torch.zeros_like(steps[INDEX])
+    preceding = (steps[MASK] & ~train).sum(1) if plan.num_steps_around[0] else torch.zeros_like(steps[INDEX])
     ended = (steps[("terminated",)] & train).long()
     continues = train & (ended.cumsum(1) == ended)
     rows = count_from(0, len(train), 1, device)
@@ -200,7 +204,7 @@ def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
     if plan.n:
         summed_positions = rows.unsqueeze(1), preceding.unsqueeze(1) + count_from(0, plan.n, 1, device)
         is_over, missing = find_missing_steps(~continues[summed_positions].t())
-        summed = [read.path for read in plan.reads if read.group.anchor is Anchor.SUM]
+        summed = [read.path for read in plan.reads if read.group.anchor is ReadAnchor.SUM]
         sums, batch[DISCOUNT] = n_step_sums(
             [steps[path][summed_positions].transpose(0, 1) for path in summed], is_over, missing, plan.gamma
         )
@@ -208,8 +212,8 @@ def reduce(steps: Leaves, plan: ReadPlan) -> Leaves:
         last = plan.n - 1 - missing
     ends = preceding + last
     for path, _, group in plan.reads:
-        if group.offsets is None and group.anchor is not Anchor.SUM:
-            batch[path] = steps[path][rows, ends if group.anchor in (Anchor.LAST, Anchor.NEXT) else preceding]
+        if group.offsets is None and group.anchor is not ReadAnchor.SUM:
+            batch[path] = steps[path][rows, ends if group.anchor in (ReadAnchor.LAST, ReadAnchor.NEXT) else preceding]
     batch |= _reduce_offsets(steps, plan, EpisodeExtent(preceding, continues.sum(1) - 1, last), rows.unsqueeze(1))
     return {path: batch[path] for path in plan.paths}
 
@@ -224,14 +228,16 @@ def _reduce_offsets(steps: Leaves, plan: ReadPlan, extent: EpisodeExtent, rows: 
     batch: Leaves = {}
     for group, step, mask in zip(groups, nearest_steps.split(sizes, 1), inside.split(sizes, 1), strict=True):
         positions = torch.minimum(step, following) + extent.preceding.unsqueeze(1)
-        for path in _leaf_paths(plan, group).values():
-            obs_path = ("obs", *path[1:]) if group.anchor is Anchor.NEXT else path
+        for path in _find_leaf_paths(plan, group).values():
+            obs_path = ("obs", *path[1:]) if group.anchor is ReadAnchor.NEXT else path
             leaf = as_indexable(steps[obs_path])[rows, positions]
             if group.counts_observations:
                 leaf = torch.where(
-                    add_axes(step > following, leaf), as_indexable(steps[next_path(obs_path)])[rows, positions], leaf
+                    add_axes(step > following, leaf),
+                    as_indexable(steps[make_next_obs_path(obs_path)])[rows, positions],
+                    leaf,
                 )
-            if plan.layout is Layout.ZEROS:
+            if plan.layout is ReadLayout.ZEROS:
                 leaf = leaf.masked_fill(add_axes(~mask, leaf), 0)
             batch[path] = leaf.view(steps[obs_path].dtype)
         if group.mask is not None:

@@ -26,14 +26,14 @@ from relive.replay.read_plan import (
     STEP_INDEX,
     TRAIN,
     WEIGHT,
-    Anchor,
-    Layout,
     Leaves,
     PlanReader,
+    ReadAnchor,
+    ReadLayout,
     ReadPlan,
 )
 from relive.replay.row_storage import RowStorage
-from relive.replay.samplers.prioritized import is_capturing
+from relive.replay.samplers.prioritized import is_capturing_graph
 from relive.replay.torch_backend import DeviceBackend
 from relive.schema.assembly import assemble
 from relive.schema.fields import Field, Stacked
@@ -50,13 +50,13 @@ class TritonBackend(DeviceBackend):
 
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
-        self._rings = rings = ring_arguments(rows)
+        self._rings = rings = make_ring_arguments(rows)
         self._totals = group_totals(rows.ring.count)
         """Number of transitions per group of environments, for draws; updated by writes."""
         self._drawer = RowDrawer(rings, self._totals)
         self._may_be_replayed = False
         """Whether a write was captured in a CUDA graph: replays add rows without a call on the host."""
-        leaves, next_leaves = leaf_arguments(rows)
+        leaves, next_leaves = make_leaf_arguments(rows)
         other_leaves = [i for i in range(len(leaves)) if i not in rows.obs_leaves]
         self._groups = rows.obs_leaves, other_leaves
         """Indices of the observation's leaves, and of all other leaves."""
@@ -81,14 +81,14 @@ class TritonBackend(DeviceBackend):
             leaves, next_leaves = self.rows.convert_step(leaves, next_leaves, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
         obs, others = (tuple([leaves[i] for i in which]) for which in self._groups)
-        changed_slots = self._memory_for_changes(count * GROUPS.value * writers) if self._tracks_changes else None
+        changed_slots = self._reserve_changed_slots(count * GROUPS.value * writers) if self._tracks_changes else None
         self._writer.write(obs, next_leaves, others, writers, count, envs, changed_slots)
         self.is_empty = False
-        self._may_be_replayed |= is_capturing(self.device)
+        self._may_be_replayed |= is_capturing_graph(self.device)
         if on_complete is not None:
             complete(on_complete)
 
-    def _memory_for_changes(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _reserve_changed_slots(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tensors for the slots that a write changes; writes of the same size reuse them."""
         if self._changed_slots is None or len(self._changed_slots[0]) != count:
             slots = torch.empty(count, dtype=torch.int64, device=self.device)
@@ -114,7 +114,7 @@ class TritonBackend(DeviceBackend):
     def may_be_empty(self) -> bool:
         if not (self.is_empty and self._may_be_replayed):
             return self.is_empty
-        return not is_capturing(self.device) and not len(self)
+        return not is_capturing_graph(self.device) and not len(self)
 
     def make_random(self, seed: int | None) -> DeviceStream:
         return DeviceStream(seed, self.device)
@@ -142,10 +142,10 @@ class TritonBackend(DeviceBackend):
             super()._check_is_empty(has_rows)
 
 
-_ANCHORS = {Anchor.ROW: AT_ROW, Anchor.LAST: AT_LAST, Anchor.NEXT: AT_NEXT, Anchor.FIRST: AT_FIRST}
+_ANCHORS = {ReadAnchor.ROW: AT_ROW, ReadAnchor.LAST: AT_LAST, ReadAnchor.NEXT: AT_NEXT, ReadAnchor.FIRST: AT_FIRST}
 
 
-def ring_arguments(rows: RowStorage) -> Rings:
+def make_ring_arguments(rows: RowStorage) -> Rings:
     ring = rows.ring
     first, is_open, resetting = (flags.view(torch.uint8) for flags in (ring.first, ring.open, ring.resetting))
     return Rings(
@@ -162,14 +162,14 @@ def ring_arguments(rows: RowStorage) -> Rings:
     )
 
 
-def leaf_arguments(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
+def make_leaf_arguments(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
     """Return all leaves, and the explicitly stored next observations, as arguments of kernels."""
-    frames = [_frames(field) for field in rows.schema.fields]
+    frames = [_make_frames(field) for field in rows.schema.fields]
     leaves = [Leaf.of(leaf, frame_layout, MAX_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
     return leaves, [Leaf.of(leaf, Frames(), MAX_COLUMNS) for leaf in rows.next_leaves]
 
 
-def _frames(field: Field) -> Frames:
+def _make_frames(field: Field) -> Frames:
     if not isinstance(field, Stacked):
         return Frames()
     return Frames(field.k, torch.Size(field.shape[field.axis :]).numel(), field.pad == "zero")
@@ -177,8 +177,8 @@ def _frames(field: Field) -> Frames:
 
 def has_kernels(plan: ReadPlan) -> bool:
     """Whether the kernels can read this plan. Plans with offsets that are not packed need torch ops."""
-    is_packed = plan.layout is Layout.PACKED
-    return plan.length <= MAX_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
+    is_packed = plan.layout is ReadLayout.PACKED
+    return plan.num_steps <= MAX_STEPS and (is_packed or all(group.offsets is None for group in plan.groups))
 
 
 class TritonReader(PlanReader):
@@ -186,14 +186,14 @@ class TritonReader(PlanReader):
 
     def __init__(self, backend: TritonBackend, plan: ReadPlan) -> None:
         super().__init__(backend, plan)
-        rows, self._rings = backend.rows, ring_arguments(backend.rows)
-        leaves, next_leaves = leaf_arguments(rows)
-        copied_reads = [read for read in plan.reads if read.group.anchor is not Anchor.SUM]
-        summed = [read for read in plan.reads if read.group.anchor is Anchor.SUM]
+        rows, self._rings = backend.rows, make_ring_arguments(backend.rows)
+        leaves, next_leaves = make_leaf_arguments(rows)
+        copied_reads = [read for read in plan.reads if read.group.anchor is not ReadAnchor.SUM]
+        summed = [read for read in plan.reads if read.group.anchor is ReadAnchor.SUM]
         self._copied_paths, self._summed_paths = ([read.path for read in reads] for reads in (copied_reads, summed))
         sources = [
             Source(next_leaves[rows.obs_leaves.index(read.leaf)], AT_ROW.value)
-            if next_leaves and read.group.anchor is Anchor.NEXT
+            if next_leaves and read.group.anchor is ReadAnchor.NEXT
             else Source(leaves[read.leaf], _ANCHORS[read.group.anchor].value)
             for read in copied_reads
         ]
@@ -204,11 +204,11 @@ class TritonReader(PlanReader):
         forms, device = self.plan.leaf_specs(self._backend.schema, count), self._backend.device
         return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 
-    def fill_batch(self, reserved: Leaves, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
-        self.read_into(reserved, slots)
+    def fill_batch(self, reserved_batch: Leaves, slots: torch.Tensor, weight: torch.Tensor | None) -> lazy.TensorDict:
+        self.read_into(reserved_batch, slots)
         if weight is not None:
-            reserved[WEIGHT] = weight
-        return assemble(reserved, slots.shape)
+            reserved_batch[WEIGHT] = weight
+        return assemble(reserved_batch, slots.shape)
 
     def read(self, slots: torch.Tensor) -> Leaves:
         leaves = self.reserve_batch(len(slots))
@@ -218,9 +218,9 @@ class TritonReader(PlanReader):
     def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
         """Read rows directly into `targets`, because a captured CUDA graph writes to these addresses again."""
         copied, plan = [targets[path] for path in self._copied_paths], self.plan
-        if plan.layout is Layout.PACKED:
+        if plan.layout is ReadLayout.PACKED:
             windows = self._find_windows(targets, slots)
-            self._reader.read(windows, copied, length=plan.length)
+            self._reader.read(windows, copied, length=plan.num_steps)
         elif plan.n:
             sums, discount = [targets[path].view(-1) for path in self._summed_paths], targets[DISCOUNT]
             self._reader.read(slots, copied, targets[INDEX], n=plan.n, gamma=plan.gamma, sums=sums, discount=discount)
@@ -229,7 +229,7 @@ class TritonReader(PlanReader):
 
     def _find_windows(self, out: Leaves, slots: torch.Tensor) -> torch.Tensor:
         """Return the slots of packed sequences; fills the masks, "index" and "step_index" of `out`."""
-        (before, after), steps = self.plan.reach, slots.new_empty((len(slots), self.plan.length))
+        (before, after), steps = self.plan.num_steps_around, slots.new_empty((len(slots), self.plan.num_steps))
         mask, train, is_first = (out[mark].view(torch.uint8) for mark in (MASK, TRAIN, IS_FIRST))
         windows = Windows(steps, mask, train, is_first, out[INDEX])
         find_windows(self._rings, slots, before, after + 1, self.plan.cross_episodes, windows)

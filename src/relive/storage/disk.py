@@ -332,7 +332,7 @@ class DiskAllocator(Allocator):
     def _open_commit_files(self) -> None:
         """Open both commit files and reserve their maximum size: a full disk must not make a commit fail."""
         document, arrays = self._describe(self._default_max_rows, is_closed=False)
-        nbytes = len(dump_commit(document, arrays)) + self._owner.max_growth + _NUMBERS_GROWTH_BYTES
+        nbytes = len(dump_commit(document, arrays)) + self._owner.max_commit_growth + _NUMBERS_GROWTH_BYTES
         self._reserved_bytes, names = nbytes, self._files.names("")
         for name in COMMIT_FILES:
             with convert_read_errors(name):

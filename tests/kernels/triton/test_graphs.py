@@ -34,13 +34,13 @@ class Graph:
         def record(*arguments: Any, **constants: Any) -> None:
             self._launches.append((arguments, constants))
 
-        def is_capturing(device: torch.device) -> bool:
+        def is_capturing_graph(device: torch.device) -> bool:
             return True
 
         with ExitStack() as patches:
             patches.enter_context(patch.object(Launch, "__call__", record))
             for module in (triton_backend, prioritized):
-                patches.enter_context(patch.object(module, "is_capturing", is_capturing))
+                patches.enter_context(patch.object(module, "is_capturing_graph", is_capturing_graph))
             yield
 
     def replay(self) -> None:

@@ -169,7 +169,7 @@ class TestFaults:
         with interpreted():
             changing, constant = filled(beta=lambda draws: 0.5), filled(beta=0.5)
             changing.sample(4)
-            monkeypatch.setattr(prioritized, "is_capturing", lambda device: True)
+            monkeypatch.setattr(prioritized, "is_capturing_graph", lambda device: True)
             with pytest.raises(rl.SchemaError, match="Prioritized.beta: expected a number while a CUDA graph"):
                 changing.sample(4)
             constant.sample(4)

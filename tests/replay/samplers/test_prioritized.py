@@ -36,7 +36,7 @@ def test_the_masses_of_all_slots_are_a_copy_and_zero_without_a_row() -> None:
     replay.update_priority([0, 2], [3.0, 0.5])
     sampler: Any = replay.sampler
     assert sampler.masses().tolist() == [9.0, 1.0, 0.25, 0.0]
-    assert sampler.merge_largest() == 3.0
+    assert sampler.merge_max_priority() == 3.0
     sampler.masses().zero_()
     assert sampler.masses(torch.tensor([2, 0])).tolist() == [0.25, 9.0]
     replay.check()

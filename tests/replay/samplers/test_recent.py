@@ -92,7 +92,7 @@ def test_older_rows_are_drawn_if_the_newest_are_excluded() -> None:
         replay.add([float(t)], 0.0, 0.0, False, False, [t + 1.0], x=0.0)
     ring = replay.storage.rows.ring
     # A loss of power has the same effect.
-    ring.exclude(ring.row_numbers() >= 15)
+    ring.exclude_rows(ring.row_numbers() >= 15)
     replay.storage.rebuild_caches()  # type: ignore[attr-defined]
     replay.check()
     assert set(replay.sample(100)["index"].tolist()) == {13, 14}

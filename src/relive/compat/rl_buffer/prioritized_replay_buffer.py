@@ -81,7 +81,7 @@ class PrioritizedReplayBuffer(LocalReplayBuffer):
     @property
     def _max_priority(self) -> float:
         sampler: Any = self.core.sampler
-        return sampler.merge_largest()
+        return sampler.merge_max_priority()
 
 
 class BufferSumTree(SumTree):

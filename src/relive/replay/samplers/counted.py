@@ -44,8 +44,9 @@ class Counted(Sampler):
     def on_bind(self) -> None:
         inner: Any = self.sampler.bind(self.storage, self.rng)
         self._inner = inner
-        self.updates_by_id, self.faults, self.require_rows = inner.updates_by_id, inner.faults, inner.require_rows
-        self.rescale, self.optional_state = inner.rescale, inner.optional_state
+        self.updates_by_id, self.require_rows = inner.updates_by_id, inner.require_rows
+        self.find_input_faults, self.optional_state = inner.find_input_faults, inner.optional_state
+        self.rescale_priorities = inner.rescale_priorities
         if inner.takes_priorities:
             self.update = inner.update
         self._row_kinds = self.storage.ring.kind.view(-1)
@@ -53,15 +54,15 @@ class Counted(Sampler):
 
     def sample(self, count: int) -> Choice:
         slots, weight = self._inner.choose(count)
-        self._count(slots)
+        self._count_draws(slots)
         return slots, weight
 
     def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
         slots = self._inner.sample_into(count, weight)
-        self._count(slots)
+        self._count_draws(slots)
         return slots
 
-    def _count(self, slots: torch.Tensor) -> None:
+    def _count_draws(self, slots: torch.Tensor) -> None:
         self._counts.index_add_(0, slots, torch.ones_like(slots))
 
     def after_write(self) -> None:
@@ -85,9 +86,9 @@ class Counted(Sampler):
     def state(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.state()}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:
+    def owned_arrays(self) -> tuple[torch.Tensor, ...]:
         # The base method would call `state` of the inner sampler, which may be of a user's class.
-        return self._counts, *self._inner.own_arrays()
+        return self._counts, *self._inner.owned_arrays()
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         draw_counts = saved["drawn"]

@@ -12,7 +12,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.replay.ring import PENDING, TRANSITION
 from relive.replay.samplers.sampler import Choice, Sampler
-from relive.replay.views.view import require_order
+from relive.replay.views.view import require_time_order
 from relive.schema.checks import check_positive_int
 from relive.schema.invariants import verify_elements
 from relive.schema.suggestions import suggests_init_keywords
@@ -48,7 +48,7 @@ class NewFirst(Sampler):
     def on_bind(self) -> None:
         storage = self.storage
         if self.length > 1:
-            require_order(storage, self)
+            require_time_order(storage, self)
         self._ring = storage.ring
         self._envs = torch.arange(self._ring.num_envs, device=storage.device)
         self._first_new_rows = storage.allocator.allocate("sampler.shown", (self._ring.num_envs,), torch.int64)
@@ -56,11 +56,11 @@ class NewFirst(Sampler):
 
     def sample(self, count: int) -> Choice:
         slots = self.storage.draw(count, self.rng)
-        new_slots = self._dequeue(math.ceil(self.share * count))
+        new_slots = self._dequeue_new_rows(math.ceil(self.share * count))
         slots[: len(new_slots)] = torch.where(new_slots >= 0, new_slots, slots[: len(new_slots)])
         return slots, None
 
-    def _dequeue(self, max_rows: int) -> torch.Tensor:
+    def _dequeue_new_rows(self, max_rows: int) -> torch.Tensor:
         """Remove the next `max_rows` new rows from the queue; returns their slots, padded by -1."""
         ring, length = self._ring, self.length
         oldest = torch.maximum(ring.floor, ring.newest_rows() - ring.num_sampleable + 1).clamp(min=0)
@@ -70,7 +70,7 @@ class NewFirst(Sampler):
         place = torch.arange(width, device=begin.device).unsqueeze(1)
         slots = ring.flat_slots(begin + place, self._envs)  # [width, N]
         is_written = begin + place <= ring.newest_rows()
-        is_ready, steps = self._find_ready(slots, is_written, place)
+        is_ready, steps = self._find_ready_sequences(slots, is_written, place)
         places = torch.where(is_ready, place, width).view(-1)
         queue = (
             (places * ring.num_envs + self._envs.repeat(width)).topk(min(max_rows, len(places)), largest=False).values
@@ -83,7 +83,7 @@ class NewFirst(Sampler):
         )
         return torch.where(is_new, slots.view(-1)[queue_index], -1)
 
-    def _find_ready(
+    def _find_ready_sequences(
         self, slots: torch.Tensor, is_written: torch.Tensor, place: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a mask of the rows [width, N] that start a complete sequence, and the length of each sequence."""

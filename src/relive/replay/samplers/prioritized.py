@@ -119,7 +119,7 @@ class Prioritized(Sampler):
         self.tree = self.storage.priority_tree()
         """The tree of masses p by slot. Masked writes go to its unused last leaf, which needs no synchronisation."""
         self._slots = self.tree.num_leaves - 1
-        self._new_row_mass = 1.0, self.mass(1.0)
+        self._new_row_mass = 1.0, self.compute_mass(1.0)
         """Priority of new rows and the mass of this priority, cached."""
         self._numbers: Any = [1.0, 0]
         """Largest accepted priority (a tensor on other devices), and the number of drawn rows."""
@@ -127,7 +127,7 @@ class Prioritized(Sampler):
         if allocator.persistent:
             self._numbers = allocator.allocate("sampler.numbers", (2,), torch.float64).numpy()
             if not allocator.reopened:
-                self._largest = 1.0
+                self._max_priority = 1.0
         self._calls: Any = None
         """Number of calls of `sample` [1]; None unless `beta` is a `Linear`."""
         if isinstance(self.beta, Linear):
@@ -136,11 +136,11 @@ class Prioritized(Sampler):
             )
 
     @property
-    def _largest(self) -> Any:
+    def _max_priority(self) -> Any:
         return self._numbers[0]
 
-    @_largest.setter
-    def _largest(self, largest: Any) -> None:
+    @_max_priority.setter
+    def _max_priority(self, largest: Any) -> None:
         self._numbers[0] = largest
 
     @property
@@ -153,17 +153,17 @@ class Prioritized(Sampler):
         self._numbers[1] = count
 
     @property
-    def _num_calls(self) -> int:
+    def _num_sample_calls(self) -> int:
         return 0 if self._calls is None else int(self._calls[0])
 
     def sample(self, count: int) -> Choice:
-        return self._draw(count, None)
+        return self._draw_slots(count, None)
 
     def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
-        return self._draw(count, weight)[0]
+        return self._draw_slots(count, weight)[0]
 
-    def _draw(self, count: int, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        beta = self._beta()
+    def _draw_slots(self, count: int, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        beta = self._compute_current_beta()
         batch = self.tree.draw_weighted(count, self.rng, beta, self.normalize == "global", weight)
         if batch is None:
             remedy = "Update at least one priority to more than 0, or use eps > 0."
@@ -173,12 +173,12 @@ class Prioritized(Sampler):
             self._calls[0] += 1
         return batch
 
-    def _beta(self) -> float:
-        if callable(self.beta) and is_capturing(self.storage.device):
+    def _compute_current_beta(self) -> float:
+        if callable(self.beta) and is_capturing_graph(self.storage.device):
             remedy = "Pass a number as beta, or sample outside the graph."
             expected = "a number while a CUDA graph is captured, which would repeat one value"
             raise SchemaError(explain("Prioritized.beta", expected, "a schedule", remedy))
-        return self.beta_after(self.num_drawn, self._num_calls)
+        return self.compute_beta(self.num_drawn, self._num_sample_calls)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
         counts = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
@@ -186,53 +186,53 @@ class Prioritized(Sampler):
             return counts[1]
         values, mass = self.convert_priorities(priority, len(slots))
         is_skipped = slots < 0
-        largest = self._largest
+        largest = self._max_priority
         if len(values):
-            largest = self._max_priority_with(as_numpy_if_cpu(values.masked_fill(is_skipped, 0.0)).max())
+            largest = self._find_new_max_priority(as_numpy_if_cpu(values.masked_fill(is_skipped, 0.0)).max())
         leaves, masses = slots.masked_fill(is_skipped, self._slots), mass.masked_fill_(is_skipped, 0.0)
         kernels.complete(partial(self._set_masses, leaves, masses, largest))
         stale = as_numpy_if_cpu(is_skipped).sum()
         return stale if isinstance(stale, torch.Tensor) else int(stale)
 
-    def _max_priority_with(self, largest: Any) -> Any:
-        if isinstance(largest, torch.Tensor):
-            return largest.clamp_(min=self._largest)
-        return max(self._largest, float(largest))
+    def _find_new_max_priority(self, batch_max: Any) -> Any:
+        if isinstance(batch_max, torch.Tensor):
+            return batch_max.clamp_(min=self._max_priority)
+        return max(self._max_priority, float(batch_max))
 
     def _set_masses(self, leaves: torch.Tensor, masses: torch.Tensor, largest: Any) -> None:
         self.tree.set(leaves, masses)
-        self._largest = largest
+        self._max_priority = largest
 
     def after_write(self) -> None:
-        largest = self._largest
+        largest = self._max_priority
         # On a device the largest priority is a tensor, whose comparison with the last one would synchronise.
         if not isinstance(largest, float):
-            self.storage.set_written_masses(self.mass(largest))
+            self.storage.set_mass_of_written_rows(self.compute_mass(largest))
             return
         if largest != self._new_row_mass[0]:
-            self._new_row_mass = largest, self.mass(largest)
-        self.storage.set_written_masses(self._new_row_mass[1])
+            self._new_row_mass = largest, self.compute_mass(largest)
+        self.storage.set_mass_of_written_rows(self._new_row_mass[1])
 
     def on_clear(self) -> None:
         self.tree.set(torch.arange(self._slots, device=self.storage.device), 0.0)
-        self._largest = 1.0
+        self._max_priority = 1.0
 
     def on_recover(self) -> None:
         self._check_largest_and_counts()
         ring, leaves = self._ring, self.tree.leaves_view()
         slots, is_drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
         has_mass = (slots > 0) | (self.eps == 0)
-        slots.copy_(torch.where(is_drawable, torch.where(has_mass, slots, self.mass(self._largest)), 0.0))
+        slots.copy_(torch.where(is_drawable, torch.where(has_mass, slots, self.compute_mass(self._max_priority)), 0.0))
         leaves[-1] = 0.0
         self.tree.rebuild()
 
     def state(self) -> dict[str, torch.Tensor]:
-        largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self.storage.device)
+        largest = torch.as_tensor(self._max_priority, dtype=torch.float64, device=self.storage.device)
         draws = torch.tensor(self.num_drawn, device="cpu")
         state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": draws}
-        return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
+        return state if self._calls is None else {**state, "calls": torch.tensor(self._num_sample_calls, device="cpu")}
 
-    def own_arrays(self) -> tuple[torch.Tensor, ...]:
+    def owned_arrays(self) -> tuple[torch.Tensor, ...]:
         # The base method is not used, because it reads `state`, which makes new tensors in every call.
         return (self.tree.leaves_view(),) if self.is_ours else ()
 
@@ -245,12 +245,12 @@ class Prioritized(Sampler):
         self.tree.leaves_view()[: self._slots].copy_(mass)
         self.tree.rebuild()
         largest_on_device = saved["largest"].to(self.storage.device)
-        self._largest = largest_on_device if as_numpy_if_cpu(largest_on_device) is largest_on_device else largest
+        self._max_priority = largest_on_device if as_numpy_if_cpu(largest_on_device) is largest_on_device else largest
         self.num_drawn = int(saved["draws"])
         if self._calls is not None:
             self._calls[0] = int(saved["calls"])
 
-    def rescale(self, alpha: float, eps: float) -> None:
+    def rescale_priorities(self, alpha: float, eps: float) -> None:
         if (alpha, eps) == (self.alpha, self.eps):
             return
         if alpha == 0:
@@ -259,7 +259,7 @@ class Prioritized(Sampler):
             raise IncompatibleCheckpoint(explain("sampler", expected, got, remedy))
         slots = self.tree.leaves_view()[: self._slots]
         priority = (slots.pow(1 / alpha) - eps).clamp(min=0)
-        mass = torch.where(self._ring.kind.view(-1) == TRANSITION, self.mass(priority), 0.0)
+        mass = torch.where(self._ring.kind.view(-1) == TRANSITION, self.compute_mass(priority), 0.0)
         if not bool(mass.isfinite().all()):
             raise ValueError(f"priorities of up to {float(priority.max())}: too large for {self}")
         slots.copy_(mass)
@@ -286,7 +286,7 @@ class Prioritized(Sampler):
         """Verify the largest priority and the counts, which may come from a file."""
         largest, draws = float(self._numbers[0]), float(self._numbers[1])
         verify(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
-        for name, count in (("draws", draws), ("calls", self._num_calls)):
+        for name, count in (("draws", draws), ("calls", self._num_sample_calls)):
             verify(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
     def total_mass(self) -> tuple[float, int]:
@@ -305,12 +305,12 @@ class Prioritized(Sampler):
         """Return the masses at slots, float64 [K], or a copy of the masses at all slots; empty slots have mass 0."""
         return self.tree.leaves_view()[: self._slots].clone() if slots is None else self.tree.get(slots)
 
-    def merge_largest(self, other: float = 0.0) -> float:
+    def merge_max_priority(self, other: float = 0.0) -> float:
         """Raise the priority of new rows to at least `other`, which is the largest one of other shards; return it."""
-        self._largest = max(self._largest, other)
-        return float(self._largest)
+        self._max_priority = max(self._max_priority, other)
+        return float(self._max_priority)
 
-    def mass(self, priority: Any) -> Any:
+    def compute_mass(self, priority: Any) -> Any:
         """Return (priority + eps)^alpha, at least 5e-324 for a positive base, so that the row can be drawn."""
         base = priority + self.eps
         if isinstance(base, float):
@@ -328,21 +328,21 @@ class Prioritized(Sampler):
         """
         check_priorities(priority, count)
         values = priority.to(torch.float64)
-        mass = self.mass(values)
+        mass = self.compute_mass(values)
         host_values, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
         # On the CPU numpy checks the values in less time than several torch ops.
         if (
             isinstance(host_values, np.ndarray)
             and not ((host_values >= 0) & np.isfinite(host_values) & np.isfinite(masses)).all()
         ):
-            refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
+            refuse_invalid_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         return values, mass
 
-    def beta_after(self, rows: int, calls: int) -> float:
-        """Return the exponent of weights after `rows` drawn rows and `calls` calls of `sample`."""
+    def compute_beta(self, num_rows: int, num_calls: int) -> float:
+        """Return the exponent of weights after `num_rows` drawn rows and `num_calls` calls of `sample`."""
         if not callable(self.beta):
             return float(self.beta)
-        return _check_beta(self.beta(calls if isinstance(self.beta, Linear) else rows))
+        return _check_beta(self.beta(num_calls if isinstance(self.beta, Linear) else num_rows))
 
 
 class _DevicePrioritized(Prioritized):
@@ -369,11 +369,11 @@ class _DevicePrioritized(Prioritized):
             self.tree.smallest()
 
     @property
-    def _largest(self) -> Any:
+    def _max_priority(self) -> Any:
         return self.tree.largest
 
-    @_largest.setter
-    def _largest(self, largest: Any) -> None:
+    @_max_priority.setter
+    def _max_priority(self, largest: Any) -> None:
         self.tree.largest.fill_(largest)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor:
@@ -388,9 +388,9 @@ class _DevicePrioritized(Prioritized):
     def on_clear(self) -> None:
         self.tree.leaves_view().zero_()
         self.tree.rebuild()
-        self._largest = 1.0
+        self._max_priority = 1.0
 
-    def faults(self) -> Iterator[str]:
+    def find_input_faults(self) -> Iterator[str]:
         invalid_priorities, unknown_ids, empty_draws = self.tree.faults.tolist()
         if invalid_priorities:
             expected = "finite numbers of at least 0 (and finite to the power of alpha)"
@@ -406,11 +406,11 @@ class _DevicePrioritized(Prioritized):
 
     def check(self) -> None:
         super().check()
-        for fault in self.faults():
+        for fault in self.find_input_faults():
             raise InvariantError(fault)
 
 
-def is_capturing(device: torch.device) -> bool:
+def is_capturing_graph(device: torch.device) -> bool:
     """Whether launches on a device are currently captured in a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -428,7 +428,7 @@ def _check_beta(value: Any) -> float:
     return check_fraction("Prioritized.beta", value, "0 corrects nothing of the bias, 1 all of it.")
 
 
-def refuse_priorities(is_invalid: torch.Tensor, values: torch.Tensor) -> None:
+def refuse_invalid_priorities(is_invalid: torch.Tensor, values: torch.Tensor) -> None:
     """Raise a PriorityError for the first invalid priority, if there is one."""
     if is_invalid.any():
         position = int(is_invalid.nonzero()[0])

@@ -23,7 +23,7 @@ def sampler_classes() -> dict[str, type]:
     return {name: kind for name, kind in exported_names.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
-def sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
+def make_sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
     """Return name and settings of a sampler as JSON; None for a user's class. A setting that is a function is null."""
     name = type(sampler).__name__
     if sampler_classes().get(name) is not type(sampler):
@@ -31,7 +31,7 @@ def sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | None:
     settings: dict[str, Any] = {"name": name}
     for field in fields(sampler):  # pyright: ignore[reportArgumentType] (one of `sampler_classes`)
         value = getattr(sampler, field.name)
-        setting = sampler_config(value) if isinstance(value, Sampler | samplers.Linear) else value
+        setting = make_sampler_config(value) if isinstance(value, Sampler | samplers.Linear) else value
         if setting is None and value is not None:
             return None
         settings[field.name] = None if callable(setting) else setting
@@ -69,17 +69,17 @@ def _read_setting(node: Node, declared: Field[Any]) -> Any:
     return node.value
 
 
-class _AnyPrioritized(samplers.Prioritized):
+class _UnscaledPrioritized(samplers.Prioritized):
     """Prioritized sampler that keeps loaded priorities unchanged, whatever their alpha and eps were."""
 
     __qualname__ = "Prioritized"
 
-    def rescale(self, alpha: float, eps: float) -> None: ...
+    def rescale_priorities(self, alpha: float, eps: float) -> None: ...
 
 
 STAND_INS: tuple[Sampler, ...] = (
-    _AnyPrioritized(),
-    samplers.Counted(_AnyPrioritized()),
+    _UnscaledPrioritized(),
+    samplers.Counted(_UnscaledPrioritized()),
     samplers.Uniform(),
     samplers.Counted(samplers.Uniform()),
 )
@@ -100,14 +100,14 @@ def load_sampler_state(sampler: Sampler, saved: SnapshotReader, config: Node) ->
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(state), remedy))
     try:
         sampler.load_state(state)
-        saved_exponents = _exponents(config.value.get("sampler"))
+        saved_exponents = _read_alpha_and_eps(config.value.get("sampler"))
         if saved_exponents is not None:
-            sampler.rescale(*saved_exponents)
+            sampler.rescale_priorities(*saved_exponents)
     except ValueError as error:
         raise Node("state: sampler", str(error)).error("the state of a sampler") from None
 
 
-def _exponents(config: Any) -> tuple[float, float] | None:
+def _read_alpha_and_eps(config: Any) -> tuple[float, float] | None:
     """Return alpha and eps of the `Prioritized` in a sampler's config; None without one."""
     while isinstance(config, dict) and "sampler" in config:
         config = config["sampler"]

@@ -83,7 +83,7 @@ class Sampler:
     optional_state: frozenset[str] = frozenset()
     """Names that a saved state may lack; their values are then zero."""
 
-    def own_arrays(self) -> Iterable[torch.Tensor]:
+    def owned_arrays(self) -> Iterable[torch.Tensor]:
         """Return the arrays that this sampler writes to, which `out` must not overlap; none for a user's class."""
         return self.state().values() if self.is_ours else ()
 
@@ -106,7 +106,7 @@ class Sampler:
     def choose(self, count: int) -> Choice:
         """Call `sample`, and verify the result of a user's class."""
         chosen = self.sample(count)
-        return chosen if self.is_ours else check_chosen(self, chosen, count)
+        return chosen if self.is_ours else verify_choice(self, chosen, count)
 
     def sample_into(self, count: int, weight: torch.Tensor) -> torch.Tensor:
         """Choose `count` rows and write their weights to `weight`."""
@@ -118,10 +118,10 @@ class Sampler:
     def require_rows(self, count: int) -> None:
         """Raise a NotReadyError if `sample(count)` would raise one; a Mixture checks all buffers before one draws."""
 
-    def rescale(self, alpha: float, eps: float) -> None:
+    def rescale_priorities(self, alpha: float, eps: float) -> None:
         """Convert loaded priorities, which were saved with `alpha` and `eps`, to this sampler's settings."""
 
-    def faults(self) -> Iterable[str]:
+    def find_input_faults(self) -> Iterable[str]:
         """Return messages about inputs that a device skipped and counted; `check` raises them, `save` warns of them."""
         return ()
 
@@ -150,21 +150,23 @@ def require_sampler(sampler: Any) -> Sampler:
     raise SchemaError(explain("sampler", "an rl.Sampler", repr(sampler), remedy))
 
 
-def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
+def verify_choice(sampler: Sampler, chosen: Any, count: int) -> Choice:
     """Verify the result of a user's sampler: `count` slots of transitions, and weights if it returns any.
 
     The values of slots are verified only on the CPU; on other devices that would synchronise.
     """
     where, device = f"{type(sampler).__name__}.sample", sampler.storage.device
     if not isinstance(chosen, tuple) or len(chosen) != 2:
-        raise SchemaError(explain(where, "(slots, weight)", _describe(chosen), "Return (slots, None) without weights."))
+        raise SchemaError(
+            explain(where, "(slots, weight)", _summarize(chosen), "Return (slots, None) without weights.")
+        )
     slots, weight = chosen
     or_fewer = " or fewer" if sampler.may_return_fewer else ""
     is_index = isinstance(slots, torch.Tensor) and slots.dtype == torch.int64 and slots.ndim == 1
     num_missing = count - len(slots) if is_index and slots.device == device else -1
     if num_missing and not (sampler.may_return_fewer and 0 < num_missing < count):
         expected = f"int64 slots of shape ({count},){or_fewer} on {device}"
-        raise SchemaError(explain(where, expected, _describe(slots), "Return one slot for each row of the batch."))
+        raise SchemaError(explain(where, expected, _summarize(slots), "Return one slot for each row of the batch."))
     if (weight is not None) != sampler.returns_weights:
         got, remedy = ("weights", "True") if weight is not None else ("None", "False")
         expected = f"weights exactly if returns_weights, which is {sampler.returns_weights}"
@@ -172,7 +174,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
     is_weight = isinstance(weight, torch.Tensor) and weight.dtype == torch.float32 and weight.shape == slots.shape
     if weight is not None and (not is_weight or weight.device != device):
         expected = f"float32 weights of shape ({len(slots)},) on {device}"
-        raise SchemaError(explain(where, expected, _describe(weight), "Return one weight for each slot."))
+        raise SchemaError(explain(where, expected, _summarize(weight), "Return one weight for each slot."))
     if device.type == "cpu":
         is_empty = ~sampler.storage.ring.is_drawable(slots)
         if is_empty.any():
@@ -182,7 +184,7 @@ def check_chosen(sampler: Sampler, chosen: Any, count: int) -> Choice:
     return slots.contiguous()[:], weight
 
 
-def _describe(value: Any) -> str:
+def _summarize(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
     return repr(value)[:80]

@@ -47,15 +47,15 @@ class Recent(Sampler):
         self._envs = torch.arange(self._ring.num_envs, device=device)
 
     def sample(self, count: int) -> Choice:
-        slots, running_count = self._newest_slots(self._row_ages)
-        # All rows are searched if the newest rows hold no transition (see `Ring.exclude`).
+        slots, running_count = self._find_newest_slots(self._row_ages)
+        # All rows are searched if the newest rows hold no transition (see `Ring.exclude_rows`).
         if running_count.is_cpu and not running_count[-1]:
-            slots, running_count = self._newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
+            slots, running_count = self._find_newest_slots(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return slots[
             torch.searchsorted(running_count, self.rng.integers_below(running_count[-1], count), right=True)
         ], None
 
-    def _newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _find_newest_slots(self, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slots of the rows with these ages, newest first, and a running count of their transitions."""
         ring = self._ring
         rows = ring.newest_rows() - ages  # [ages, N]

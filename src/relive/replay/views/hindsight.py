@@ -11,8 +11,8 @@ import torch
 from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import add_axes
-from relive.replay.read_plan import MASK, Leaves, ReadPlan, next_path
-from relive.replay.torch_reader import reduce
+from relive.replay.read_plan import MASK, Leaves, ReadPlan, make_next_obs_path
+from relive.replay.torch_reader import reduce_steps
 from relive.replay.views.view import DEFAULT_VIEW, ReadContext, View
 from relive.schema.assembly import assemble
 from relive.schema.checks import check_fraction
@@ -69,7 +69,7 @@ class Hindsight:
         if inner.cross_episodes:
             remedy = "Pass cross_episodes=False: goals belong to one episode."
             raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
-        return inner.unreduced(schema)
+        return inner.with_all_steps(schema)
 
     def finish(self, batch: Leaves, context: ReadContext) -> Leaves:
         """Relabel the steps of a share of the rows, and compute the inner view's batch from all steps."""
@@ -78,15 +78,15 @@ class Hindsight:
         changed = context.random.uniform(len(context.slots), context.slots.device) < self.ratio
         goals, steps = self._draw_goals(context), {read.path: batch[read.path] for read in plan.reads}
         if plan.is_transition:
-            self._relabel(context.schema, steps, changed, goals)
-            return reduce(batch | steps, plan.reduced)
+            self._relabel_steps(context.schema, steps, changed, goals)
+            return reduce_steps(batch | steps, plan.reduced)
         mask = batch[MASK]
         flat = {path: leaf.flatten(0, 1) for path, leaf in steps.items()}
         changed, goals = (changed.unsqueeze(1) & mask).flatten(), goals.repeat_interleave(mask.shape[1], 0)
         old_leaves = dict(flat)
-        self._relabel(context.schema, flat, changed, goals)
+        self._relabel_steps(context.schema, flat, changed, goals)
         batch |= {path: leaf.unflatten(0, mask.shape) for path, leaf in flat.items() if leaf is not old_leaves[path]}
-        return reduce(batch, plan.reduced)
+        return reduce_steps(batch, plan.reduced)
 
     def _draw_goals(self, context: ReadContext) -> torch.Tensor:
         """Draw one goal [B, …] per row among the goals that its episode achieved."""
@@ -100,14 +100,14 @@ class Hindsight:
             offset = context.random.integers_below(following + preceding + 1, len(following)) - preceding
         return context.column(_find_leaf(context.schema, self.achieved), context.shift(offset + 1))
 
-    def _relabel(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
+    def _relabel_steps(self, schema: Schema, steps: Leaves, changed: torch.Tensor, goals: torch.Tensor) -> None:
         """Replace the goals, rewards and terminated flags of the steps [M, …] where `changed` [M] is True."""
         goal, achieved = _find_leaf(schema, self.goal), _find_leaf(schema, self.achieved)
         mask = add_axes(changed, goals)
-        for path in (goal, next_path(goal)):
+        for path in (goal, make_next_obs_path(goal)):
             steps[path] = torch.where(mask, goals, steps[path])
         rows = assemble(steps, torch.Size((len(changed),)))
-        results = self.fn(steps[next_path(achieved)], steps[goal], rows)
+        results = self.fn(steps[make_next_obs_path(achieved)], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
             remedy = "Return a tuple of both."
             raise SchemaError(explain("Hindsight.fn", "(reward, terminated)", type(results).__name__, remedy))

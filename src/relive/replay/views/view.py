@@ -14,7 +14,16 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.replay.read_plan import INDEX, WEIGHT, Layout, LeafSpecs, Leaves, ReadPlan, row_plan, sequence_plan
+from relive.replay.read_plan import (
+    INDEX,
+    WEIGHT,
+    LeafSpecs,
+    Leaves,
+    ReadLayout,
+    ReadPlan,
+    make_row_plan,
+    make_sequence_plan,
+)
 from relive.rng import Randomness
 from relive.schema.assembly import MemoryRange, check_targets, refuse_shared_memory
 from relive.schema.checks import check_fraction, check_positive_int
@@ -77,7 +86,7 @@ class Transition:
     """Single steps: every field of a row, and `next_obs` before any reset."""
 
     def plan(self, schema: Schema) -> ReadPlan:
-        return row_plan(schema)
+        return make_row_plan(schema)
 
 
 DEFAULT_VIEW = Transition()
@@ -105,7 +114,7 @@ class NStep:
         check_fraction("NStep.gamma", self.gamma)
 
     def plan(self, schema: Schema) -> ReadPlan:
-        return row_plan(schema, self.n, float(self.gamma))
+        return make_row_plan(schema, self.n, float(self.gamma))
 
 
 @suggests_init_keywords
@@ -147,7 +156,7 @@ class Sequence:
         if self.step_index and "step_index" in schema.names:
             expected, got = "no field called step_index", "an extra field of this name"
             raise SchemaError(explain("Sequence.step_index", expected, got, "Rename the field."))
-        return sequence_plan(
+        return make_sequence_plan(
             schema, self.burn_in, self.length, cross_episodes=bool(self.cross_episodes),
             step_index=bool(self.step_index),
         )  # fmt: skip
@@ -172,24 +181,24 @@ class BoundView:
         if self.finish is not None:
             leaves = self.finish(leaves, ReadContext(slots, self._random, self.plan, self._backend))
             if self._users_class is not None:
-                check_finished(f"{self._users_class}.finish", leaves, slots)
+                check_finished_batch(f"{self._users_class}.finish", leaves, slots)
             if INDEX not in leaves:
                 leaves[INDEX] = self._backend.ids(slots)
         if weight is not None:
             leaves[WEIGHT] = weight
         return leaves
 
-    def check_out(self, out: lazy.TensorDict, count: int, added: LeafSpecs, own: Iterable[MemoryRange]) -> Leaves:
-        """Return the tensors of `out` by path; raises if a batch of `count` rows does not fit, or overlaps `own`.
+    def check_out(self, out: lazy.TensorDict, count: int, added: LeafSpecs, memory: Iterable[MemoryRange]) -> Leaves:
+        """Return the tensors of `out` by path; raises if a batch of `count` rows does not fit, or overlaps `memory`.
 
         `added` specifies the leaves of the batch that the view does not read, such as weights. If a user's `finish`
-        computes the batch, only the memory is verified, and no tensors are returned.
+        computes the batch, only `memory` is verified, and no tensors are returned.
         """
         if self._users_class is not None:
-            refuse_shared_memory(out, own)
+            refuse_shared_memory(out, memory)
             return {}
         specs = (self.plan.reduced or self.plan).leaf_specs(self._backend.schema, count) | added
-        tensors = check_targets(out, specs, self._backend.device, own)
+        tensors = check_targets(out, specs, self._backend.device, memory)
         if out.batch_size[:1] != (count,):
             remedy = "Pass an earlier batch as out=."
             raise SchemaError(explain("out", f"a TensorDict of {count} rows", f"batch_size {out.batch_size}", remedy))
@@ -211,7 +220,7 @@ def _make_plan(view: Any, backend: Backend) -> ReadPlan:
     # A plan with `reduced` belongs to Hindsight, which reads goals from other steps of the episode, so it needs time
     # order.
     if not plan.is_transition or plan.reduced is not None:
-        require_order(backend, view)
+        require_time_order(backend, view)
     return plan
 
 
@@ -222,8 +231,8 @@ def _check_offsets(view: Any, plan: ReadPlan) -> None:
     if not all(map(len, windows)):
         raise SchemaError(explain(where, "at least one offset", "none", "Pass offsets=None to read single items."))
     ends = {(offsets[0], offsets[-1]) for offsets in windows}
-    if plan.layout is Layout.PACKED and (len(ends) > 1 or not all(map(_is_range_around_0, windows))):
-        got = " and ".join(dict.fromkeys(map(_offsets_text, windows)))
+    if plan.layout is ReadLayout.PACKED and (len(ends) > 1 or not all(map(_is_range_around_0, windows))):
+        got = " and ".join(dict.fromkeys(map(_describe_offsets, windows)))
         expected = "consecutive offsets around 0, the same for all leaves"
         raise SchemaError(explain(where, expected, got, remedy))
 
@@ -234,11 +243,11 @@ def _is_range_around_0(offsets: Offsets[int]) -> bool:
     return isinstance(offsets, range) or all(b - a == 1 for a, b in pairwise(offsets))
 
 
-def _offsets_text(offsets: Offsets[int]) -> str:
+def _describe_offsets(offsets: Offsets[int]) -> str:
     return repr(offsets) if isinstance(offsets, range) else repr(tuple(offsets[:8]))
 
 
-def check_finished(where: str, leaves: Any, slots: torch.Tensor) -> None:
+def check_finished_batch(where: str, leaves: Any, slots: torch.Tensor) -> None:
     """Raise unless a user's `finish` returned tensors by path, with one item per row."""
     rows, device = len(slots), slots.device
     remedy = "Return the leaves of the batch by path, each [B, …]."
@@ -271,9 +280,9 @@ def _require_view(view: Any) -> View:
     raise SchemaError(explain("view", "a view with a method plan", repr(view), "Pass a view of relive."))
 
 
-def require_order(backend: Backend, user: object) -> None:
-    """Raise if the rows have no time order; `user` is the view or sampler that reads several steps."""
+def require_time_order(backend: Backend, reader: object) -> None:
+    """Raise if the rows have no time order; `reader` is the view or sampler that reads several steps."""
     if backend.stores_next_obs:
         remedy = 'Use the default next_obs="shared".'
-        name = type(user).__name__
+        name = type(reader).__name__
         raise SchemaError(explain(name, "rows in time order", 'a buffer with next_obs="stored"', remedy))

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
 from relive.errors import SchemaError, explain
-from relive.replay.read_plan import Anchor, Group, Layout, ReadPlan, row_plan
+from relive.replay.read_plan import ReadAnchor, ReadGroup, ReadLayout, ReadPlan, make_row_plan
 from relive.replay.views.view import DEFAULT_VIEW, NStep, Transition
 from relive.schema.fields import Field, Path, Schema, iter_leaves
 
@@ -104,15 +104,15 @@ class Window:
         return f"Window({', '.join(f'{name}={value!r}' for name, value in (tree | other_arguments).items())})"
 
     def plan(self, schema: Schema) -> ReadPlan:
-        windows: dict[Path, Group] = {}
+        windows: dict[Path, ReadGroup] = {}
         for path, offsets in self.offsets:
-            group = Group(
-                Anchor.NEXT if path[0] == "next_obs" else Anchor.ROW, offsets, (f"{path[0]}_mask", *path[1:]),
+            group = ReadGroup(
+                ReadAnchor.NEXT if path[0] == "next_obs" else ReadAnchor.ROW, offsets, (f"{path[0]}_mask", *path[1:]),
                 counts_observations=path[0] in ("obs", "next_obs"),
             )  # fmt: skip
             windows |= dict.fromkeys(_select_leaves(schema, path, group), group)
         n, gamma = (self.view.n, float(self.view.gamma)) if isinstance(self.view, NStep) else (0, 0.0)
-        return row_plan(schema, n, gamma, windows, Layout.ZEROS if self.pad == "zero" else Layout.NEAREST)
+        return make_row_plan(schema, n, gamma, windows, ReadLayout.ZEROS if self.pad == "zero" else ReadLayout.NEAREST)
 
 
 def _flatten_offsets(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, tuple[int, ...]]]:
@@ -177,7 +177,7 @@ def _convert_to_frame(where: str, seconds: Any, fps: float) -> int:
     return round(frames)
 
 
-def _select_leaves(schema: Schema, path: Path, group: Group) -> list[Path]:
+def _select_leaves(schema: Schema, path: Path, group: ReadGroup) -> list[Path]:
     """Return the paths in the batch of all leaves below `path`; raises if there is no such field."""
     name = "obs" if path[0] == "next_obs" else path[0]
     schema.check_declared(name)

@@ -381,7 +381,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, find_original_class("components.repl
     def max_priority(self) -> float:
         """The largest priority so far, which new rows get."""
         sampler: Any = None if self.core is None else self.core.sampler
-        return 1.0 if sampler is None else sampler.merge_largest()
+        return 1.0 if sampler is None else sampler.merge_max_priority()
 
     @property
     def sum_tree(self) -> SumSegmentTree:
