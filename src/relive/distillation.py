@@ -26,12 +26,12 @@ from relive.rng import Randomness
 from relive.rollout.batching import read_epochs
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.assembly import (
-    assembler,
+    assemble_field,
     check_batch_size,
     check_destination,
     check_targets,
-    field_value,
     import_tensordict,
+    make_assembler,
     memory_range,
     to_device,
 )
@@ -47,8 +47,8 @@ from relive.schema.fields import (
     narrow_dtype,
     parse_declaration,
     parse_device,
-    refuse_mutable,
-    refuse_reserved,
+    refuse_mutable_leaves,
+    refuse_reserved_names,
 )
 from relive.schema.invariants import verify_elements, verify_layout
 from relive.schema.suggestions import suggests_keywords, suggests_methods
@@ -103,7 +103,7 @@ class DistillationBuffer(StateDictMixin):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         self.capacity = check_positive_int("capacity", capacity)
-        refuse_reserved(extra or {}, _RESERVED_NAMES)
+        refuse_reserved_names(extra or {}, _RESERVED_NAMES)
         trees = {"obs": declare_caller_fields("obs", obs)}
         if action is not None:
             trees["action"] = declare_caller_fields("action", action)
@@ -113,7 +113,7 @@ class DistillationBuffer(StateDictMixin):
         # The device of a tensor includes its index: "cuda" becomes "cuda:0".
         self.device = torch.empty(0, device=self._memory.device).device
         self._schema = Schema(trees)
-        refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
+        refuse_mutable_leaves(self._schema, trees, "a field that is added once", "Declare a plain field.")
         self._columns: tuple[torch.Tensor, ...] = ()
         """A tensor [capacity, …] per leaf; empty before the fields are known."""
         self._ring = HostRing(self.capacity)
@@ -134,7 +134,7 @@ class DistillationBuffer(StateDictMixin):
         columns = tuple(self._allocator.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
         self._reader = make_reader(columns, 1, self.capacity)
         self._paths = (*schema.paths, ("index",), ("round",))
-        self._build = assembler(self._paths)
+        self._build = make_assembler(self._paths)
         self._schema, self._columns = schema, columns
 
     def add(self, obs: Any, action: Any, **extra: Any) -> None:
@@ -181,7 +181,7 @@ class DistillationBuffer(StateDictMixin):
 
     def _complete_schema(self, action: Any, extra: Mapping[str, Any], leading_shape: tuple[int, ...]) -> Schema:
         """Return the schema with undeclared fields added, in the shapes and dtypes of their first values."""
-        refuse_reserved(extra, _RESERVED_NAMES)
+        refuse_reserved_names(extra, _RESERVED_NAMES)
         declared, values = self._schema.trees, {"action": action, **extra}
         new_trees = {
             name: declare(name, _infer_declaration(name, value, leading_shape, self.device))
@@ -337,7 +337,7 @@ class DistillationBuffer(StateDictMixin):
                 ).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
             ]  # fmt: skip
-            return field_value(schema, "action", leaves, torch.Size(leading_shape))
+            return assemble_field(schema, "action", leaves, torch.Size(leading_shape))
 
     def sample(
         self, batch_size: int, *, recent: Recent = None, device: torch.device | str | None = None,

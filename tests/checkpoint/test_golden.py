@@ -161,7 +161,7 @@ def _disk_memory(kind: str) -> None:
 if __name__ == "__main__":
     import tempfile
 
-    disk.boot_id = lambda: "the machine that wrote the golden folders"
+    disk.read_boot_id = lambda: "the machine that wrote the golden folders"
     with tempfile.TemporaryDirectory() as folder:
         _write(CHECKPOINTS, _checkpoint, list(KINDS), Path(folder))
         _write(DISK, _disk_memory, [kind for written, kind in FOLDERS if written == "disk-1"], Path(folder))

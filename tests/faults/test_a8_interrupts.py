@@ -615,7 +615,7 @@ def test_incomplete_torch_operations_are_detected(tmp_path: Path, monkeypatch: p
 
 def test_a_lock_in_python_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_place("disk")
-    monkeypatch.setattr(rl.kernels, "guarded_lock", locking.GuardedLock)
+    monkeypatch.setattr(rl.kernels, "make_guarded_lock", locking.GuardedLock)
     monkeypatch.setattr("tests.faults.test_a8_interrupts.PATIENCE", 0.2)
     assert "the lock is held" in failure_of_variant(tmp_path, "disk")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relive import kernels
 from relive.errors import SchemaError
-from relive.kernels.steps import Flattening
+from relive.kernels.steps import StepFlattener
 from relive.schema.fields import Field, Schema, Tree, declare
 
 NAMES = ("obs", "action", "reward")
@@ -27,11 +27,11 @@ trees = st.recursive(
 )
 
 
-def make_flattening(schema: Schema, backend: str, positional: int) -> Flattening:
+def make_flattening(schema: Schema, backend: str, positional: int) -> StepFlattener:
     if backend == "native":
-        return Flattening(schema, schema.names[:positional], schema.names[positional:])
+        return StepFlattener(schema, schema.names[:positional], schema.names[positional:])
     with kernels.force("torch"):
-        return Flattening(schema, schema.names[:positional], schema.names[positional:])
+        return StepFlattener(schema, schema.names[:positional], schema.names[positional:])
 
 
 def draw_value(draw: st.DrawFn, tree: Tree) -> Any:

@@ -135,24 +135,24 @@ class TestDrawing:
         statistic, freedom = chi_squared(tree, 1)
         assert statistic > freedom + 5 * math.sqrt(2 * freedom)
 
-    @pytest.mark.parametrize("by_smallest", [False, True])
-    def test_weights_come_with_the_leaves(self, by_smallest: bool) -> None:
+    @pytest.mark.parametrize("by_global_min", [False, True])
+    def test_weights_come_with_the_leaves(self, by_global_min: bool) -> None:
         priorities = np.random.default_rng(1).random(400) * (np.arange(400) % 3 > 0)
         tree = make_tree(priorities)
         for beta in (0.0, 0.4, 1.0):
-            result = tree.draw_weighted(70, make_random(4), beta, by_smallest)
+            result = tree.draw_weighted(70, make_random(4), beta, by_global_min)
             assert result is not None
             leaves, weights = result
             assert torch.equal(leaves, draw(tree, 70, seed=4))
             masses = tree.get(leaves)
-            smallest = float(tree.smallest()) if by_smallest else float(masses.min())
+            smallest = float(tree.smallest()) if by_global_min else float(masses.min())
             assert torch.allclose(weights, importance_weights(masses, smallest, beta), rtol=1e-6, atol=0)
-            assert by_smallest or float(weights.max()) == 1
+            assert by_global_min or float(weights.max()) == 1
 
     def test_weights_of_tiny_and_huge_priorities_are_positive(self) -> None:
         tree = make_tree([TINY, HUGE, HUGE, HUGE])
         for beta in (0.4, 1.0, 3.0):
-            result = tree.draw_weighted(8, make_random(0), beta, by_smallest=True)
+            result = tree.draw_weighted(8, make_random(0), beta, by_global_min=True)
             assert result is not None
             assert torch.allclose(result[1], importance_weights(doubles([HUGE] * 8), TINY, beta), rtol=1e-6, atol=0)
             assert (result[1] > 0).all()
@@ -205,7 +205,7 @@ class TestOnTheHost:
     def test_a_tree_of_zeros_draws_nothing(self) -> None:
         tree = make_empty_tree(100)
         assert tree.draw(5, Randomness(0)) is None
-        assert tree.draw_weighted(5, Randomness(0), 1.0, by_smallest=False) is None
+        assert tree.draw_weighted(5, Randomness(0), 1.0, by_global_min=False) is None
         tree.set(torch.tensor([3]), TINY)
         assert draw(tree, 5).tolist() == [3] * 5
         tree.set(torch.tensor([3]), 0.0)
@@ -431,7 +431,7 @@ class TestDevices:
         # On a device a scatter of two numbers to one leaf keeps either of them; on the CPU it keeps the last one by
         # chance.
         leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
-        assert priority._repeat_last_values(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
+        assert priority._take_last_value_per_leaf(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
 
     def test_parallel_sums_never_select_a_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
         generator = np.random.default_rng(6)
@@ -448,7 +448,7 @@ class TestDevices:
         rows = values.view(-1, 50)
         # These points are on the borders of leaves, where rounding decides.
         for points in rows.cumsum(1).unbind(1):
-            leaf = priority._find_first_reaching(rows, points)
+            leaf = priority._find_where_sum_reaches(rows, points)
             assert (rows.gather(1, leaf[:, None]) > 0)[points > 0].all()
 
     def test_sampling_and_updating_take_few_operations_and_never_wait(self) -> None:
@@ -456,7 +456,7 @@ class TestDevices:
         tree.set(torch.arange(100_000), 1.0)
         draw(tree, 64, source)
         with Operations() as operations:
-            leaves, _ = tree.draw_weighted(64, source, 0.4, by_smallest=False)
+            leaves, _ = tree.draw_weighted(64, source, 0.4, by_global_min=False)
             tree.set(leaves, torch.ones(64, dtype=torch.float64))
             sampling = len(operations.names)
             tree.set(leaves, 2.0)

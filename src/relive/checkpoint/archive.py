@@ -29,10 +29,10 @@ from relive.storage.codec import (
     SnapshotReader,
     add_checksum,
     arrays_from_json,
-    arrays_in_file,
     arrays_to_json,
-    folder_format,
+    encode_folder_format,
     from_json,
+    make_snapshot_reader,
     require_first_line,
     require_folder_format,
     to_json,
@@ -184,7 +184,7 @@ class Archive:
                 summaries = self._read_summaries(check_newest)
                 self._remove_saved("tmp", set())
                 if "FORMAT" not in self.files.names(""):
-                    self._write_atomically("FORMAT", [folder_format("checkpoint")])
+                    self._write_atomically("FORMAT", [encode_folder_format("checkpoint")])
                 try:
                     yield summaries
                 except BaseException:
@@ -230,7 +230,7 @@ class Archive:
     def _remove_saved(self, folder: str, needed_names: set[str]) -> bool:
         """Remove files that saves have written in a folder, except `needed_names`; return whether there were any."""
         pattern = _SAVED_FILE_PATTERNS[folder]
-        names = (f"{folder}/{name}" for name in self.files.regular_names(folder) if pattern.fullmatch(name))
+        names = (f"{folder}/{name}" for name in self.files.list_regular_files(folder) if pattern.fullmatch(name))
         unneeded_names = [name for name in names if name not in needed_names]
         for name in unneeded_names:
             self.files.remove(name)
@@ -427,7 +427,7 @@ class Archive:
                 target, offset = target[len(piece) :], offset + len(piece)
 
         values, config = Node(f"{where}: values", manifest.values), Node(f"{where}: config", manifest.config)
-        return arrays_in_file(name, file.arrays, fill, values, config)
+        return make_snapshot_reader(name, file.arrays, fill, values, config)
 
     @contextmanager
     def open_segment(self, file: FileInfo) -> Iterator[SegmentReader]:

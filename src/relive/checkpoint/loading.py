@@ -29,11 +29,11 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
-from relive.schema.checks import check_available
+from relive.schema.checks import check_device_available
 from relive.schema.conversion import as_indexable
 from relive.storage import Memory
 from relive.storage.allocator import request_large_pages
-from relive.storage.codec import Node, SnapshotReader, array_info, require_bool_bytes, writable_memory
+from relive.storage.codec import Node, SnapshotReader, describe_array, require_bool_bytes, writable_memory
 from relive.storage.disk import is_disk_memory
 from relive.storage.files import Files, is_read_error
 
@@ -164,7 +164,7 @@ def _restore(
         saved = archive.read_state(manifest)
         saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
         if options["device"] is not None:
-            check_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
+            check_device_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
         try:
             buffer, segments = _make_buffer(archive, manifest, saved, options)
             if accept is not None:
@@ -293,7 +293,7 @@ def _read_bounds(
     """Read and verify the first row [N] of each environment in a segment, and the row [N] after its last one."""
     envs, remedy = len(last_stop), "Copy it again."
     bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
-    expected = tuple(array_info(name, bounds[0]) for name in ("first", "stop"))
+    expected = tuple(describe_array(name, bounds[0]) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
         raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
     reader.fill(writable_memory(bounds))

@@ -18,7 +18,7 @@ from relive.checkpoint.progress import show_progress
 from relive.checkpoint.snapshot import BUFFER_CLASSES, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.schema.checks import check_positive_int
-from relive.storage.codec import Arrays, array_info, tensor_bytes
+from relive.storage.codec import Arrays, describe_array, tensor_bytes
 from relive.storage.files import Files
 
 SEGMENT_BYTES = 1 << 30
@@ -103,7 +103,7 @@ def save(
             number, lineage = archive.next_number(), previous.lineage
             has_other_lineages = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
             segments = [] if rows is None else _write_segments(archive, number, rows, previous)
-            arrays = tuple(array_info(name, array) for name, array in state.arrays.items())
+            arrays = tuple(describe_array(name, array) for name, array in state.arrays.items())
             file = archive.write_file("state", f"{number:08}.bin", arrays, map(tensor_bytes, state.arrays.values()))
             row_files = tuple(segment.file for segment in segments)
             manifest = Manifest(number, lineage, kind, state.config, state.values, file, row_files)

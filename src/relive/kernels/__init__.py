@@ -151,17 +151,17 @@ def choose_backend(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal[
     return "native" if runs_native(tensors) and frames <= native().MAX_FRAMES else "torch"
 
 
-def has_process_locks() -> bool:
+def supports_process_locks() -> bool:
     """Whether locks shared between processes are supported."""
     return hasattr(_active, "ProcessLock")
 
 
-def lock_bytes() -> int:
+def process_lock_bytes() -> int:
     """Return the size in bytes of a lock shared between processes."""
     return native().LOCK_BYTES
 
 
-def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None], seconds: float) -> Any:
+def make_process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None], seconds: float) -> Any:
     """Make a re-entrant lock in shared memory, which calls `recover` if its last holder died.
 
     Waiting for the lock ends with a TimeoutError after `seconds`.
@@ -169,7 +169,7 @@ def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None]
     return native().ProcessLock(memory, is_new, recover, seconds)
 
 
-def guarded_lock(guard: Callable[[], object]) -> Any:
+def make_guarded_lock(guard: Callable[[], object]) -> Any:
     """Make a re-entrant lock for threads that calls `guard` after locking, and unlocks if it raises."""
     if _native is None:
         return locking.GuardedLock(guard)
@@ -192,13 +192,13 @@ def estimate(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequen
     dtype = reduce(torch.promote_types, (value.dtype for value in values), torch.float32)
     cast = [*(value.to(dtype) for value in values), *flags]
     if not torch.compiler.is_compiling() and _active is not None:
-        result = _estimate_natively(name, cast, settings)
+        result = _run_native_estimator(name, cast, settings)
         if result is not None:
             return result
     return getattr(torch_ops, name)(*cast, *settings)
 
 
-def _estimate_natively(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
+def _run_native_estimator(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
     if not all(t is None or (type(t) is torch.Tensor and t.device.type == "cpu") for t in tensors):
         return None
     kernel = getattr(native(), name)

@@ -52,11 +52,11 @@ class PriorityTree(Protocol):
         ...
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
+        self, count: int, random: Randomness, beta: float, by_global_min: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Draw with weights (smallest / priority)^beta, float32 [count] in (0, 1].
 
-        With `by_smallest`, `smallest` is the smallest positive priority of the tree, else the smallest priority of the
+        With `by_global_min`, `smallest` is the smallest positive priority of the tree, else the smallest one of the
         drawn leaves. Weights are written to `weights` if passed.
         """
         ...
@@ -125,9 +125,9 @@ class NativeTree:
         return self._tree.draw(count, random.capsule)
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
+        self, count: int, random: Randomness, beta: float, by_global_min: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return _copy_weights(self._tree.draw_weighted(count, random.capsule, beta, by_smallest), weights)
+        return _copy_weights(self._tree.draw_weighted(count, random.capsule, beta, by_global_min), weights)
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]
@@ -185,9 +185,9 @@ class _TorchTree:
         self._running = _RunningSums(num_blocks, self._scales)
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
-        self._require_range(leaves)
+        self._require_leaves_in_range(leaves)
         if isinstance(priorities, torch.Tensor):
-            self._leaves.scatter_(0, leaves, _repeat_last_values(leaves, priorities))
+            self._leaves.scatter_(0, leaves, _take_last_value_per_leaf(leaves, priorities))
         else:
             self._leaves.scatter_(0, leaves, priorities)
         if len(leaves) >= len(self._blocks):
@@ -196,7 +196,7 @@ class _TorchTree:
             self._recompute_sums(leaves // self._size)
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
-        self._require_range(leaves)
+        self._require_leaves_in_range(leaves)
         return self._leaves.index_select(0, leaves)
 
     def total(self) -> torch.Tensor:
@@ -216,17 +216,17 @@ class _TorchTree:
         points = random.uniform_in_slices(count, self._leaves.device) * running.total
         block = torch.searchsorted(running.ends, points)
         points -= running.starts.index_select(0, block)
-        leaf = _find_first_reaching(self._blocks.index_select(0, block).mul_(running.scale), points)
+        leaf = _find_where_sum_reaches(self._blocks.index_select(0, block).mul_(running.scale), points)
         return leaf.add_(block, alpha=self._size)
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
+        self, count: int, random: Randomness, beta: float, by_global_min: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         leaves = self.draw(count, random)
         if leaves is None:
             return None
         priorities = self._leaves.index_select(0, leaves)
-        smallest = self.smallest() if by_smallest else priorities.min()
+        smallest = self.smallest() if by_global_min else priorities.min()
         return _copy_weights((leaves, importance_weights(priorities, smallest, beta)), weights)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
@@ -252,14 +252,14 @@ class _TorchTree:
         rows = self._rows.index_select(0, blocks)
         self._sums.index_copy_(0, blocks, (rows * self._scales).sum(2))
 
-    def _require_range(self, leaves: torch.Tensor) -> None:
+    def _require_leaves_in_range(self, leaves: torch.Tensor) -> None:
         if self._is_cpu and len(leaves):
             numbers = leaves.numpy()
             if numbers.min() < 0 or numbers.max() >= self.num_leaves:
                 raise IndexError(f"leaf: expected 0 to {self.num_leaves - 1}, got {numbers.min()} to {numbers.max()}.")
 
 
-def _repeat_last_values(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _take_last_value_per_leaf(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace each value by the value of the last entry with the same leaf, to make scattering deterministic."""
     # `torch.searchsorted` would warn about an input that is not contiguous.
     leaves = leaves.contiguous()
@@ -293,7 +293,7 @@ class _RunningSums:
         torch.where(self._normal_total >= _TINY_TOTAL, self._normal, self._tiny, out=self._running)
 
 
-def _find_first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+def _find_where_sum_reaches(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """Return for each row of [n, m] the first entry whose running sum reaches the row's point, one of [n].
 
     The entry is positive, because points are. A point above the sum of its row selects the last positive entry.

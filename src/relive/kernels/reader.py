@@ -41,7 +41,7 @@ def make_reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reade
         from relive.kernels.triton.read import TritonGather  # noqa: PLC0415 (needs Triton)
 
         return TritonGather(columns, lead)
-    return _TorchReader(columns, lead)
+    return _TorchItemReader(columns, lead)
 
 
 class RebindingReader(Generic[T]):
@@ -63,7 +63,7 @@ class RebindingReader(Generic[T]):
         return self._reader
 
 
-class _TorchReader:
+class _TorchItemReader:
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         self._dtypes = [column.dtype for column in columns]
         self._columns = [as_indexable(column.flatten(0, lead - 1)) for column in columns]

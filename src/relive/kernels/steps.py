@@ -13,7 +13,7 @@ from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Schema, Tree
 
 
-class Flattening:
+class StepFlattener:
     """Flattens the fields of a step in the schema's order, in one native call for plain dicts, tuples and lists.
 
     Args:
@@ -25,15 +25,15 @@ class Flattening:
     def __init__(self, schema: Schema, positional: Sequence[str], named: Sequence[str] = ()) -> None:
         self._schema, self._positional, self._named = schema, tuple(positional), tuple(named)
         native = kernels.native()
-        trees = ({name: _nesting(schema.trees[name]) for name in names} for names in (positional, named))
+        trees = ({name: _to_nested_dicts(schema.trees[name]) for name in names} for names in (positional, named))
         self._native = None if native is None else native.Flattener(*trees)
 
     def __call__(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         """Return the leaves of all fields. Raises a SchemaError that names an undeclared key or field."""
         leaves = None if self._native is None else self._native.flatten(values, extra)
-        return tuple(chain.from_iterable(self.by_field(values, extra).values())) if leaves is None else leaves
+        return tuple(chain.from_iterable(self.flatten_by_field(values, extra).values())) if leaves is None else leaves
 
-    def by_field(
+    def flatten_by_field(
         self, values: tuple[Any, ...], extra: dict[str, Any], staged: Container[str] = ()
     ) -> dict[str, tuple[Any, ...]]:
         """Return the leaves of each field that is not staged. Raises if a staged field is passed again."""
@@ -50,9 +50,9 @@ class Flattening:
         return leaves
 
 
-def _nesting(tree: Tree) -> Any:
+def _to_nested_dicts(tree: Tree) -> Any:
     """Return a tree of fields as nested dicts, with None for each leaf."""
-    return None if isinstance(tree, Field) else {name: _nesting(part) for name, part in tree.items()}
+    return None if isinstance(tree, Field) else {name: _to_nested_dicts(part) for name, part in tree.items()}
 
 
 class RowWriter(Protocol):
@@ -80,7 +80,7 @@ class RowWriter(Protocol):
         ...
 
 
-def row_writer(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, has_env_axis: bool) -> RowWriter:
+def make_row_writer(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, has_env_axis: bool) -> RowWriter:
     """Make a writer into these tensors. Without an environment axis (N = 1), leaves lack the axis N."""
     if not kernels.runs_native(tensors):
         return _TorchRows(tensors, has_env_axis)

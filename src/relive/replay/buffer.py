@@ -47,10 +47,18 @@ from relive.schema.assembly import (
     memory_range,
     to_device,
 )
-from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, warn_of_frame_stacks
+from relive.schema.autoreset import AutoresetModeChecker, parse_autoreset_mode, read_env_settings, warn_of_frame_stacks
 from relive.schema.checks import check_positive_int
 from relive.schema.conversion import as_tensor, convert_row_ids
-from relive.schema.fields import DTYPES, Declaration, Path, caller_shape, check_replay, replay_nbytes, replay_schema
+from relive.schema.fields import (
+    DTYPES,
+    Declaration,
+    Path,
+    caller_shape,
+    check_replay_settings,
+    make_replay_schema,
+    replay_nbytes,
+)
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
@@ -120,9 +128,9 @@ class ReplayBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         self.capacity = check_positive_int("capacity", capacity)
         self.num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
-        self.autoreset, memory = parse_autoreset(autoreset), Memory.of(device)
-        self._schema = schema = replay_schema(obs, action, reward, extra or {})
-        check_replay(self.capacity, self.num_envs, next_obs, schema)
+        self.autoreset, memory = parse_autoreset_mode(autoreset), Memory.of(device)
+        self._schema = schema = make_replay_schema(obs, action, reward, extra or {})
+        check_replay_settings(self.capacity, self.num_envs, next_obs, schema)
         self.next_obs = next_obs
         envs = self.num_envs or 1
         memory.require(replay_nbytes(schema, self.capacity, envs, next_obs))
@@ -131,7 +139,7 @@ class ReplayBuffer(StateDictMixin):
         self._observers = Observers(stats, norm, schema, self.num_envs, self.device)
         self.unbound_sampler = require_sampler(Uniform() if sampler is None else sampler)
         """The constructor's argument; files and copies of the buffer describe it."""
-        self._declared = DeclaredMode(self.autoreset)
+        self._declared = AutoresetModeChecker(self.autoreset)
         self._is_plain = schema.is_flat and not extra
         """Whether the buffer has neither nested nor extra fields."""
         allocator = memory.open(self)
@@ -199,7 +207,7 @@ class ReplayBuffer(StateDictMixin):
         next_obs: Literal["shared", "stored"] = "shared",
     ) -> int:  # fmt: skip
         """Return the number of bytes of the rows of a buffer with these arguments."""
-        return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
+        return replay_nbytes(make_replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,7 @@ from relive.replay.native_backend import NativeBackend
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.registry import load_sampler
 from relive.replay.torch_backend import TorchBackend
-from relive.schema.fields import Mutable, parse_declaration, parse_device, replay_schema
+from relive.schema.fields import Mutable, make_replay_schema, parse_declaration, parse_device
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import saved_observers
@@ -24,7 +24,7 @@ from relive.storage.codec import Node
 
 def make_backend(rows: RowStorage) -> Any:
     """Make the backend of the device that holds these rows."""
-    backend_name = kernels.choose_backend(rows.tensors, rows.schema.deepest_stack)
+    backend_name = kernels.choose_backend(rows.tensors, rows.schema.max_stack_frames)
     if backend_name == "native":
         return NativeBackend(rows)
     if rows.allocator.persistent:
@@ -82,7 +82,7 @@ def require_saved_sizes(arguments: Mapping[str, Any], saved: SnapshotReader) -> 
     spec = saved.spec("ring.kind")
     if spec is None or len(spec[1]) != 2 or spec[1][1] != envs or spec[1][0] < min_slots:
         raise saved.array_node("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
-    schema = replay_schema(*(arguments[name] for name in ("obs", "action", "reward", "extra")))
+    schema = make_replay_schema(*(arguments[name] for name in ("obs", "action", "reward", "extra")))
     columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
     if arguments["next_obs"] == "stored":
         columns |= {f"next{i}": schema.fields[leaf] for i, leaf in enumerate(schema.leaf_indices["obs"])}

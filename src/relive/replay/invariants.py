@@ -66,7 +66,7 @@ def _check_layout(rows: RowStorage) -> None:
     ring, schema = rows.ring, rows.schema
     num_envs = rows.leading_shape[0] if rows.leading_shape else 1
     num_sampleable = rows.rows_per_env + (not rows.stores_next_obs)
-    expected = (num_envs, num_sampleable, num_sampleable + schema.deepest_stack - 1)
+    expected = (num_envs, num_sampleable, num_sampleable + schema.max_stack_frames - 1)
     got = (ring.num_envs, ring.num_sampleable, ring.slots)
     verify(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
     copied_leaves = rows.obs_leaves if rows.stores_next_obs else ()

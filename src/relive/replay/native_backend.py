@@ -16,7 +16,7 @@ from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanR
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
-from relive.schema.assembly import assemble, assembler
+from relive.schema.assembly import assemble, make_assembler
 from relive.schema.fields import Stacked, caller_shape
 
 if TYPE_CHECKING:
@@ -202,8 +202,8 @@ class NativeReader(PlanReader):
             backend.core, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
             plan.cross_episodes, plan.step_index, *plan.reach, plan.n, plan.gamma,
         )  # fmt: skip
-        self._assemble = assembler(plan.paths)
-        self._assemble_weighted = assembler((*plan.paths, WEIGHT))
+        self._assemble = make_assembler(plan.paths)
+        self._assemble_weighted = make_assembler((*plan.paths, WEIGHT))
 
     def read(self, slots: torch.Tensor) -> Leaves:
         # `zip` has no `strict=True` here, because it would double the time of this loop.

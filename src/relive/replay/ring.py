@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import explain
 from relive.kernels import complete
-from relive.kernels.torch_ops import count_from
+from relive.kernels.torch_ops import cached_arange
 from relive.schema.invariants import on_host
 from relive.storage import Allocator
 from relive.storage.codec import Node
@@ -201,7 +201,7 @@ class Ring:
 
         Also return a mask [count, B] of the rows that are not transitions, without the last row of each column.
         """
-        offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
+        offsets = cached_arange(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
         slots = (ids + offsets) % self.size
         return slots, self.kind_at(slots[:-1]) != TRANSITION
 
@@ -218,7 +218,7 @@ class Ring:
         # At most two rows (a reset and a cut) separate episodes, so transitions are at most three rows apart.
         row_spacing = 3 if cross else 1
         rows_before, rows_after = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
-        offsets = count_from(-rows_before * self.num_envs, rows_after * self.num_envs + 1, self.num_envs, ids.device)
+        offsets = cached_arange(-rows_before * self.num_envs, rows_after * self.num_envs + 1, self.num_envs, ids.device)
         nearby_ids = ids.unsqueeze(1) + offsets
         nearby_slots = nearby_ids % self.size
         is_step = self.kind_at(nearby_slots) == TRANSITION

@@ -10,7 +10,7 @@ import torch
 from relive import lazy
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree
-from relive.kernels.triton.draw import RowDrawer, group_totals
+from relive.kernels.triton.draw import RowDrawer, sum_counts_by_group
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.read import AT_FIRST, AT_LAST, AT_NEXT, AT_ROW, RowReader, Source
 from relive.kernels.triton.rings import MAX_COLUMNS, Frames, Leaf, Rings
@@ -51,7 +51,7 @@ class TritonBackend(DeviceBackend):
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
         self._rings = rings = ring_arguments(rows)
-        self._totals = group_totals(rows.ring.count)
+        self._totals = sum_counts_by_group(rows.ring.count)
         """Number of transitions per group of environments, for draws; updated by writes."""
         self._drawer = RowDrawer(rings, self._totals)
         self._may_be_replayed = False
@@ -108,7 +108,7 @@ class TritonBackend(DeviceBackend):
 
     def rebuild_caches(self) -> None:
         super().rebuild_caches()
-        self._totals.copy_(group_totals(self.ring.count))
+        self._totals.copy_(sum_counts_by_group(self.ring.count))
 
     @property
     def may_be_empty(self) -> bool:
@@ -134,7 +134,7 @@ class TritonBackend(DeviceBackend):
 
     def check(self) -> None:
         super().check()
-        expected = group_totals(self.ring.count)
+        expected = sum_counts_by_group(self.ring.count)
         verify_elements(self._totals == expected, "totals of groups", "the sums of counts", self._totals)
 
     def _check_is_empty(self, has_rows: bool) -> None:

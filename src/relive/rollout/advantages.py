@@ -14,7 +14,7 @@ from relive.errors import NotReadyError, SchemaError, explain, infinite_rewards_
 from relive.estimators import gae
 from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Finals, Storage
-from relive.schema.assembly import field_value
+from relive.schema.assembly import assemble_field
 from relive.schema.autoreset import find_final_obs, flags_to_host
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
 from relive.schema.fields import DTYPES, ROLLOUT_BATCH_FIELDS, Field, Path, Schema, named_leaves
@@ -246,7 +246,7 @@ class FinalObservations:
             torch.empty((0, *field.shape), dtype=field.dtype, device=self._storage.device) for field in self._fields
         ]
         leaves = list(map(torch.cat, zip(nothing, *(group.leaves for group in self._storage.finals), strict=True)))
-        return field_value(self._schema, "obs", leaves, leaves[0].shape[:1])
+        return assemble_field(self._schema, "obs", leaves, leaves[0].shape[:1])
 
     def state(self) -> State:
         """Return all final observations, with their positions."""

@@ -10,10 +10,17 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.kernels.reader import Reader, RebindingReader, copy_shuffled, make_reader, permutation
-from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, StepFlags, find_sequences, sequence_reader
+from relive.kernels.sequences import (
+    Layout,
+    SequenceReader,
+    SequenceSpec,
+    StepFlags,
+    find_sequences,
+    make_sequence_reader,
+)
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
-from relive.schema.assembly import assembler, check_targets, memory_range, to_device
+from relive.schema.assembly import check_targets, make_assembler, memory_range, to_device
 from relive.schema.checks import check_choice, check_positive_int
 from relive.schema.fields import Carry, Path
 
@@ -87,7 +94,7 @@ def fresh_reader(
     source: RebindingReader[Reader] | RebindingReader[SequenceReader], paths: Iterable[Path], has_batch_axis: bool
 ) -> ReadBatch:
     """Return a function that reads batches into new tensors; `has_batch_axis` is whether their first axis is [B]."""
-    assemble_batch = assembler(list(paths))
+    assemble_batch = make_assembler(list(paths))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         return assemble_batch(
@@ -150,7 +157,9 @@ def sequence_source(
     index = find_sequences(step_flags, spec, tensors)
     length = spec.length or max(index.longest, 1)
     source = RebindingReader(
-        lambda: sequence_reader(index, length, layout, columns, initial_columns), tensors, lambda: storage.is_exposed
+        lambda: make_sequence_reader(index, length, layout, columns, initial_columns),
+        tensors,
+        lambda: storage.is_exposed,
     )
     sizes = "batch_sizes" if layout == "packed" else "mask"
     return len(index), source, [*step_leaves, ("is_first",), (sizes,), ("index",), *initial_leaves]

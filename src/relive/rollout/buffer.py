@@ -33,9 +33,15 @@ from relive.rollout.batching import (
 from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.storage import EpisodeFlags, Finals, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
-from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
+from relive.schema.autoreset import (
+    AutoresetModeChecker,
+    parse_autoreset_mode,
+    read_env_settings,
+    refuse_reused_obs,
+    unpack_step,
+)
 from relive.schema.checks import check_positive_int, type_name
-from relive.schema.fields import Declaration, Path, parse_declaration, parse_device, rollout_schema
+from relive.schema.fields import Declaration, Path, make_rollout_schema, parse_declaration, parse_device
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
@@ -98,8 +104,8 @@ class RolloutBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         self.num_steps = num_steps = check_positive_int("num_steps", num_steps)
         self.num_envs = num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
-        self.autoreset = parse_autoreset(autoreset)
-        self._schema = schema = rollout_schema(obs, action, reward, value, extra or {})
+        self.autoreset = parse_autoreset_mode(autoreset)
+        self._schema = schema = make_rollout_schema(obs, action, reward, value, extra or {})
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device))
         self.device = self._storage.device
         self._random = Randomness(seed)
@@ -108,7 +114,7 @@ class RolloutBuffer(StateDictMixin):
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._finals = FinalObservations(self._storage, self.autoreset)
         self._advantages = Advantages(self._storage, self._flags)
-        self._declared_mode = DeclaredMode(self.autoreset)
+        self._declared_mode = AutoresetModeChecker(self.autoreset)
         self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
         self._reused_memory = ReusedMemory(self._storage)
 
@@ -448,7 +454,7 @@ class RolloutBuffer(StateDictMixin):
             **saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
         }
         saved.require_columns({})
-        schema = rollout_schema(*(arguments[name] for name in (*_DECLARED_FIELDS, "extra")))
+        schema = make_rollout_schema(*(arguments[name] for name in (*_DECLARED_FIELDS, "extra")))
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
         # Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
         for i, field in enumerate(schema.fields):

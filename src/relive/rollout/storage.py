@@ -15,10 +15,10 @@ from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
 from relive.kernels.sequences import reset_rows
-from relive.kernels.steps import Flattening, row_writer
+from relive.kernels.steps import StepFlattener, make_row_writer
 from relive.schema.assembly import assemble
 from relive.schema.checks import check_nonempty
-from relive.schema.conversion import convert, misaligned_error, normalize_bools, path_name
+from relive.schema.conversion import convert, make_misaligned_error, normalize_bools, path_name
 from relive.schema.fields import OPTIONAL_ROLLOUT_FIELDS, Path, Schema, parse_path
 from relive.schema.invariants import overflow_warnings, verify_addresses, verify_elements, verify_flags, verify_layout
 from relive.statistics.counting import lock
@@ -53,7 +53,7 @@ class Storage:
         self.has_values = self.device.type != "meta"
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
         """Number of finite values that became infinite in their field; counted on devices other than the host."""
-        self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
+        self._flatten = StepFlattener(schema, schema.names[:7], schema.names[7:])
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
         self._is_optional = tuple(path[0] in OPTIONAL_ROLLOUT_FIELDS for path in schema.paths)
@@ -73,7 +73,7 @@ class Storage:
         self._bind()
 
     def _bind(self) -> None:
-        self._writer = row_writer(self.tensors, self._is_optional, has_env_axis=bool(self.leading_shape))
+        self._writer = make_row_writer(self.tensors, self._is_optional, has_env_axis=bool(self.leading_shape))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Storage:
             for name, lacks, lacked in zip(OPTIONAL_ROLLOUT_FIELDS, lacks_optional, self.lacks_optional, strict=True):
                 if row and lacks is not lacked:
                     raise _optional_field_error(name, was_present=not lacked)
-            fields = self._flatten.by_field(values, extra, self.staged)
+            fields = self._flatten.flatten_by_field(values, extra, self.staged)
             leaves = tuple(itertools.chain.from_iterable(fields.values()))
             leaf_indices = tuple(i for name in fields for i in self.schema.leaf_indices[name])
         if row != self.num_stored:
@@ -144,7 +144,7 @@ class Storage:
             raise _reentry_error()
         bad_position = self._writer.write_converted(row, converted_leaves, leaf_indices)
         if bad_position >= 0:
-            raise misaligned_error(path_name(paths[indices[bad_position]]))
+            raise make_misaligned_error(path_name(paths[indices[bad_position]]))
 
     def commit(self, row: int, finals: list[Finals] | None = None) -> None:
         """Make the written row a stored step; `finals`, unless None, replaces the final observations of all steps."""

@@ -11,7 +11,7 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_available, check_positive_int
+from relive.schema.checks import check_device_available, check_positive_int
 from relive.schema.conversion import as_device
 from relive.schema.fields import Field, Path, Schema
 
@@ -38,7 +38,7 @@ def _construct_checked(
     return lazy.TensorDict(source, batch_size=batch_size, device=device)
 
 
-def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], lazy.TensorDict]:
+def make_assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], lazy.TensorDict]:
     """Return a function that assembles batches of these paths faster than `assemble`."""
     if sum(map(len, paths)) > len(paths):
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
@@ -60,7 +60,7 @@ def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> laz
     return _nest_leaves(tree, batch_size)
 
 
-def field_value(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
+def assemble_field(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
     """Return the tensor of a field, or the TensorDict of a nested field."""
     if isinstance(schema.trees[name], Field):
         return leaves[0]
@@ -86,13 +86,13 @@ def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     layouts = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
     targets = check_targets(out, layouts, next(iter(leaves.values())).device)
-    copy_leaves(zip(targets, leaves.values(), strict=True))
+    copy_tensor_pairs(zip(targets, leaves.values(), strict=True))
     return out
 
 
 # Inference mode may write both inference tensors and normal tensors.
 @torch.inference_mode()
-def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def copy_tensor_pairs(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each pair (target, source)."""
     for target, source in pairs:
         target.copy_(source)
@@ -187,7 +187,7 @@ def check_destination(device: torch.device | str | None, out: lazy.TensorDict | 
         remedy = "Move the filled batch yourself."
         raise SchemaError(explain("out", "no device= together with out=", repr(device), remedy))
     target = as_device(device)
-    check_available(target)
+    check_device_available(target)
     return target
 
 

@@ -23,7 +23,7 @@ import torch
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.schema.fields import DTYPES, DTYPES_BY_NAME, dtype_name
 from relive.schema.suggestions import NAME_PATTERN
-from relive.storage.allocator import available_bytes
+from relive.storage.allocator import available_host_bytes
 
 FORMAT = 1
 """Version of the format of all files."""
@@ -90,7 +90,7 @@ _FOLDER_REMEDIES = {
 """Kinds of folders, each with the remedy if the folder given for it is of the other kind."""
 
 
-def folder_format(kind: str) -> bytes:
+def encode_folder_format(kind: str) -> bytes:
     """Return the contents of the file FORMAT of a folder of this kind: "checkpoint" or "disk memory"."""
     return f"recollect {kind} {FORMAT}\n".encode()
 
@@ -103,7 +103,7 @@ def require_folder_format(contents: bytes, kind: str) -> None:
             explain("FORMAT", f"the kind {kind!r}", repr(match[1].decode()), _FOLDER_REMEDIES[kind])
         )
     if match is None:
-        place, expected = f"FORMAT, bytes 0 to {len(contents)}", repr(folder_format(kind).decode())
+        place, expected = f"FORMAT, bytes 0 to {len(contents)}", repr(encode_folder_format(kind).decode())
         remedy = "Pass another folder, or copy this one again."
         raise CorruptCheckpoint(explain(place, expected, repr(contents), remedy))
     _require_format("FORMAT", int(match[2]))
@@ -118,14 +118,14 @@ def from_json(where: str, body: bytes) -> Node:
     """Parse an untrusted document, the inverse of `to_json`."""
     try:
         document = json.loads(
-            body, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+            body, object_pairs_hook=_unique_dict, parse_constant=_refuse_constant, parse_float=_parse_finite_float
         )
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(explain(where, "strict JSON", error, _CORRUPT_REMEDY)) from None
     return Node(where, document)
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -137,7 +137,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"the number {name}")
 
 
-def _finite_float(text: str) -> float:
+def _parse_finite_float(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"the number {text}")
@@ -265,7 +265,7 @@ class ArrayInfo:
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
+def describe_array(name: str, tensor: torch.Tensor) -> ArrayInfo:
     """Describe a tensor for a file; raise if a file cannot contain it."""
     if not ARRAY_NAME_PATTERN.fullmatch(name):
         remedy = "Rename it in the state() of the sampler."
@@ -419,7 +419,7 @@ def _matches(length: int, expected: int | range | None) -> bool:
     return expected is None or (length in expected if isinstance(expected, range) else length == expected)
 
 
-def arrays_in_file(
+def make_snapshot_reader(
     where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None], values: Node, config: Node
 ) -> SnapshotReader:
     """Make a reader of the arrays of one file. `fill(offset, target)` copies verified bytes of the file."""
@@ -429,7 +429,7 @@ def arrays_in_file(
     for array in arrays:
         specs[array.name], offsets[array.name] = (array.dtype, array.shape), nbytes
         nbytes += array.nbytes
-    free = available_bytes() if nbytes > _UNCHECKED_BYTES else None
+    free = available_host_bytes() if nbytes > _UNCHECKED_BYTES else None
     if free is not None and nbytes > free:
         remedy = "Load it where there is more memory."
         raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", nbytes, remedy))

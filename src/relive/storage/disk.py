@@ -35,12 +35,12 @@ from relive.storage.codec import (
     Node,
     SnapshotReader,
     add_checksum,
-    array_info,
     arrays_from_json,
-    arrays_in_file,
     arrays_to_json,
-    folder_format,
+    describe_array,
+    encode_folder_format,
     from_json,
+    make_snapshot_reader,
     require_first_line,
     require_folder_format,
     tensor_bytes,
@@ -92,9 +92,9 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None) -> Memory:
     option = "" if max_rows is None else f", commit_every={max_rows}"
 
     def make_allocator(owner: Any) -> DiskAllocator:
-        _require_support(SchemaError)
+        _require_platform_support(SchemaError)
         config = owner.config()
-        return DiskAllocator(root, max_rows).require_config(config)
+        return DiskAllocator(root, max_rows).check_config_matches(config)
 
     def free_bytes() -> int | None:
         with convert_read_errors(str(root)):
@@ -115,11 +115,11 @@ def reopen(path: str | PathLike[str], *, only_reads: bool) -> DiskAllocator:
 
     With `only_reads` files are not changed, and writes stay private to this process.
     """
-    _require_support(IncompatibleCheckpoint)
+    _require_platform_support(IncompatibleCheckpoint)
     return DiskAllocator(Path(path).absolute(), None, only_reads=only_reads, must_exist=True)
 
 
-def _require_support(error_class: type[Exception]) -> None:
+def _require_platform_support(error_class: type[Exception]) -> None:
     """Raise an error of this class if the platform does not support disk memory."""
     require_persistent_memory("Memory.disk", 'Keep the buffer in memory: device="cpu".', error_class)
 
@@ -150,9 +150,9 @@ class DiskAllocator(Allocator):
         """The commit from which the buffer is recovered; None in a new folder."""
         with self.closed_on_error():
             if _has_disk_format(self._files):
-                self.last_commit = newest_commit(root)
+                self.last_commit = read_newest_commit(root)
             else:
-                self._remove_incomplete(must_exist)
+                self._remove_incomplete_files(must_exist)
                 open_files.is_published = False
         self.reopened = self.last_commit is not None
         self._number = 0 if self.last_commit is None else self.last_commit.number
@@ -161,7 +161,7 @@ class DiskAllocator(Allocator):
     def memory(self) -> Memory:
         """Memory of this folder, for the buffer of its last commit."""
         name = f"Memory.disk({str(self._root)!r})"
-        return Memory(self.device, lambda owner: self.require_config(owner.config()), lambda: None, name)
+        return Memory(self.device, lambda owner: self.check_config_matches(owner.config()), lambda: None, name)
 
     @contextmanager
     def closed_on_error(self, where: str | None = None) -> Iterator[None]:
@@ -200,32 +200,32 @@ class DiskAllocator(Allocator):
         if FORMAT in names:
             _has_disk_format(self._files)
             return
-        regular_names = self._files.regular_names("") if names else []
+        regular_names = self._files.list_regular_files("") if names else []
         foreign_names = [name for name in names if name not in regular_names or not _FILE_NAME_PATTERN.fullmatch(name)]
         if foreign_names or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
             got = f"{(foreign_names or names)[0]!r} in it"
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
-    def _remove_incomplete(self, must_exist: bool) -> None:
+    def _remove_incomplete_files(self, must_exist: bool) -> None:
         """Remove the files of an interrupted creation; raise if there are rows, or with `must_exist`."""
         if must_exist or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
-        for name in self._files.regular_names(""):
+        for name in self._files.list_regular_files(""):
             if name != "LOCK" and _FILE_NAME_PATTERN.fullmatch(name):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
         """Whether there is a commit after the first one, which describes an empty buffer."""
         try:
-            return not set(COMMIT_FILES).isdisjoint(self._files.names("")) and newest_commit(self._root).number > 1
+            return not set(COMMIT_FILES).isdisjoint(self._files.names("")) and read_newest_commit(self._root).number > 1
         except CorruptCheckpoint as error:
             if is_read_error(error):
                 raise
             return False
 
-    def require_config(self, config: Mapping[str, Any]) -> DiskAllocator:
+    def check_config_matches(self, config: Mapping[str, Any]) -> DiskAllocator:
         """Return self; raise if the config of the last commit differs from `config`, the settings of the buffer."""
         if self.last_commit is None:
             return self
@@ -243,9 +243,9 @@ class DiskAllocator(Allocator):
         return self
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
-        return kernels.guarded_lock(self._after_acquire)
+        return kernels.make_guarded_lock(self._check_open_after_acquire)
 
-    def _after_acquire(self) -> None:
+    def _check_open_after_acquire(self) -> None:
         """Raise if another thread has closed the folder during the wait for the lock."""
         if not self.is_open:
             ClosedLock().__enter__()
@@ -406,7 +406,7 @@ class DiskAllocator(Allocator):
         owner, (values, arrays) = self._owner, self._owner.state()
         document = {
             "number": self._number + 1,
-            "boot": boot_id(),
+            "boot": read_boot_id(),
             "closed": is_closed,
             "reach": max_rows,
             "marks": owner.slots_checksum(),
@@ -430,12 +430,12 @@ class DiskAllocator(Allocator):
         first, last = max(self._flushed_until, head - slots), head
         for array in self._row_files:
             step = array.tensor[0].nbytes
-            for start, stop in _slot_ranges(first, last, slots):
+            for start, stop in _split_into_slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
             if head < slots:
                 # Before all slots are full, no row is overwritten, so none needs to be read.
                 continue
-            for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
+            for start, stop in _split_into_slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
                 # Linux reads only the first bytes of a large request, so the range is split.
                 for offset in range(start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step, _REQUEST_BYTES):
                     array.memory.madvise(mmap.MADV_WILLNEED, offset, min(_REQUEST_BYTES, stop * step - offset))
@@ -447,7 +447,7 @@ class DiskAllocator(Allocator):
             # `_unpublish` has given the file `FORMAT` another name, which is undone here.
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
-            self._files.write_atomically(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
+            self._files.write_atomically(_UNPUBLISHED_FORMAT, FORMAT, [encode_folder_format("disk memory")])
         self._files.sync_folder("")
         self._open_files.is_published = True
 
@@ -490,7 +490,7 @@ class DiskAllocator(Allocator):
         self._close_files()
 
 
-def _slot_ranges(first: int, last: int, slots: int) -> list[tuple[int, int]]:
+def _split_into_slot_ranges(first: int, last: int, slots: int) -> list[tuple[int, int]]:
     """Return the slots of rows `first` to `last` (exclusive, at most `slots` rows) as one or two ranges."""
     if first >= last:
         return []
@@ -547,12 +547,12 @@ class _OpenFiles:
             self._files.close(self._lock)
 
 
-def _forget_forked() -> None:
+def _close_inherited_locks() -> None:
     for open_files in _all_open_files:
         open_files.forget()
 
 
-os.register_at_fork(after_in_child=_forget_forked)
+os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 def is_disk_memory(root: Path) -> bool:
@@ -603,7 +603,7 @@ class Commit:
         return COMMIT_FILES[self.number % 2]
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Return the id of the current boot: pages of an earlier boot may not have reached the disk."""
     return _BOOT_ID_FILE.read_text().strip()
 
@@ -613,7 +613,7 @@ def dump_commit(document: dict[str, Any], arrays: Arrays, length: int = 0) -> by
 
     Spaces after the JSON pad the commit to `length` bytes, unless the line becomes too long.
     """
-    head = to_json({**document, "arrays": arrays_to_json(array_info(name, x) for name, x in arrays.items())})
+    head = to_json({**document, "arrays": arrays_to_json(describe_array(name, x) for name, x in arrays.items())})
     contents = b"".join(map(tensor_bytes, arrays.values()))
     for section, nbytes, max_bytes in (
         ("description", len(head), MAX_JSON_BYTES),
@@ -628,7 +628,7 @@ def dump_commit(document: dict[str, Any], arrays: Arrays, length: int = 0) -> by
     return add_checksum(b"\n".join([head, contents]))
 
 
-def newest_commit(root: Path) -> Commit:
+def read_newest_commit(root: Path) -> Commit:
     """Return the newest intact commit."""
     commits: list[Commit] = []
     errors: list[str] = []
@@ -691,5 +691,5 @@ def _read_commit(files: Files, name: str) -> Commit:
         node.entry("reach").integer(1),
         node.entry("marks").integer(0, 2**32 - 1),
         node.entry("checksum").integer(0, 2**32 - 1),
-        arrays_in_file(name, infos, fill, values, config),
+        make_snapshot_reader(name, infos, fill, values, config),
     )

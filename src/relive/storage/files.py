@@ -178,7 +178,7 @@ class Files:
         """Lock the root and return the open lock file; -1 if another process has the lock."""
         with self._folder("") as root:
             try:
-                file = _open_lock(root, only_reads=only_reads)
+                file = _open_lock_file(root, only_reads=only_reads)
             except FileNotFoundError:
                 # A copied folder may lack the lock file. It is then read without a lock, through the open root.
                 return os.open(".", _FOLDER_FLAGS, dir_fd=root)
@@ -201,7 +201,7 @@ class Files:
         except FileNotFoundError:
             return []
 
-    def regular_names(self, folder: str) -> list[str]:
+    def list_regular_files(self, folder: str) -> list[str]:
         """Return the names of the regular files in a folder, sorted."""
         with self._folder(folder) as descriptor, os.scandir(descriptor) as entries:
             return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
@@ -278,7 +278,7 @@ class Files:
         """
         with self._folder("") as root:
             try:
-                file = _open_lock(root, only_reads=not exclusive)
+                file = _open_lock_file(root, only_reads=not exclusive)
             except OSError:
                 if exclusive:
                     raise
@@ -303,7 +303,7 @@ class Files:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     expected = f"the folder's lock within {locking.LOCK_SECONDS:g} s"
-                    got = f"it held by {_lock_holder(file)} all the time"
+                    got = f"it held by {_describe_lock_holder(file)} all the time"
                     remedy = "Resume that process, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
                     raise CheckpointError(explain(str(self.root), expected, got, remedy)) from None
             time.sleep(pause)
@@ -325,12 +325,12 @@ class Files:
             os.close(root)
 
 
-def _open_lock(root: int, *, only_reads: bool) -> int:
+def _open_lock_file(root: int, *, only_reads: bool) -> int:
     flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
     return os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
 
 
-def _lock_holder(file: int) -> str:
+def _describe_lock_holder(file: int) -> str:
     """Describe the process that holds the lock of a file, by its id if /proc/locks contains it."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):

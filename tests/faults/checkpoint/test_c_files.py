@@ -547,7 +547,7 @@ def test_load_explains_requests_that_it_cannot_fulfil(name: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_little_memory_is_a_typed_error(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = save_old_checkpoint(kind, tmp_path)
-    monkeypatch.setattr("relive.storage.allocator.available_bytes", lambda: 100)
+    monkeypatch.setattr("relive.storage.allocator.available_host_bytes", lambda: 100)
     with pytest.raises(rl.IncompatibleCheckpoint, match="the buffer does not fit into the memory of this machine"):
         rl.load(tmp_path)
     monkeypatch.undo()

@@ -18,7 +18,7 @@ import pytest
 import relive as rl
 from relive.cli import main
 from relive.inspector.saved import peek
-from relive.storage.disk import newest_commit
+from relive.storage.disk import read_newest_commit
 from relive.storage.files import Files
 from tests.faults.disk.writer import Layout, Life, Story, verify, write
 from tests.faults.processes import apart
@@ -199,7 +199,7 @@ def test_a_folder_without_a_format_file_is_not_emptied(tmp_path: Path, damage: s
 
 def test_two_damaged_commits_are_corrupt(tmp_path: Path) -> None:
     lives = make_disk_memory(tmp_path / "memory")
-    older = tmp_path / "memory" / ("commit0", "commit1")[newest_commit(tmp_path / "memory").number % 2 - 1]
+    older = tmp_path / "memory" / ("commit0", "commit1")[read_newest_commit(tmp_path / "memory").number % 2 - 1]
     older.write_bytes(b"no commit")
     assert outcome(tmp_path / "memory", lives) == "exact"
     for path in (tmp_path / "memory").glob("commit?"):
@@ -310,7 +310,7 @@ def test_an_unreadable_commit_does_not_count_as_torn(tmp_path: Path, monkeypatch
     lives = make_disk_memory(tmp_path / "memory")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
     with monkeypatch.context() as patch:
-        fail_reads_of(newest_commit(tmp_path / "memory").name, patch)
+        fail_reads_of(read_newest_commit(tmp_path / "memory").name, patch)
         with pytest.raises(rl.CorruptCheckpoint, match="^commit[01]: expected a file that can be read, got "):
             rl.load(tmp_path / "memory")
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before

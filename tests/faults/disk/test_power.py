@@ -160,7 +160,7 @@ def check_after_power_loss(
 def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every reopening look like one after a reboot."""
     count = iter(range(1 << 30))
-    monkeypatch.setattr("relive.storage.disk.boot_id", lambda: f"boot{next(count)}")
+    monkeypatch.setattr("relive.storage.disk.read_boot_id", lambda: f"boot{next(count)}")
 
 
 def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, states: int, **how: Any) -> None:

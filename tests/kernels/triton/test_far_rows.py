@@ -13,7 +13,7 @@ from tests.kernels.triton.interpreter import interpreter, quick_arithmetic
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive.kernels.triton.draw import RowDrawer, group_totals
+from relive.kernels.triton.draw import RowDrawer, sum_counts_by_group
 from relive.kernels.triton.launching import as_words
 from relive.kernels.triton.read import AT_NEXT, AT_ROW, RowReader, Source
 from relive.kernels.triton.rings import Frames, Leaf, Rings
@@ -61,7 +61,7 @@ def test_steps_are_written_drawn_and_read_beyond_2_to_the_31(head: int) -> None:
         others.append(Leaf.of(make_sparse_zeros(SLOTS, 1), Frames(), 4))
     obs_rows = torch.arange(5 * WIDTH, dtype=torch.uint8).view(5, 1, WIDTH) + 1
     flags = (torch.zeros(4, 1, dtype=torch.uint8),) * 2
-    totals, broken, unknown = group_totals(ring.count), *torch.zeros(2, 1, dtype=torch.int64)
+    totals, broken, unknown = sum_counts_by_group(ring.count), *torch.zeros(2, 1, dtype=torch.int64)
     writer = StepWriter(ring, [obs], [], others, totals, (broken, unknown), flags=(0, 1), next_step=False)
     writer.write((obs_rows[:4],), (obs_rows[1:],), flags, 1, 4, None, None)
     slots = torch.tensor([(head + i) % SLOTS for i in range(4)])

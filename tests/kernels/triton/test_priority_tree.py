@@ -105,7 +105,7 @@ class TestSums:
 @triton.jit
 def _descend_kernel(sums, points, out, num_leaves: tl.int64, levels, root: tl.int64, BLOCK: tl.constexpr):  # pyright: ignore
     lane = tl.arange(0, BLOCK)
-    leaf = priority_tree._descend(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
+    leaf = priority_tree._find_leaf_at_point(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
     tl.store(out + lane, leaf)
 
 
@@ -126,12 +126,12 @@ class TestDraws:
 
     def test_programs_in_any_order_draw_and_weigh_the_same(self) -> None:
         tree = make_tree(np.random.default_rng(0).random(500))
-        for by_smallest in (False, True):
+        for by_global_min in (False, True):
 
-            def run(by_smallest: bool = by_smallest) -> Any:
+            def run(by_global_min: bool = by_global_min) -> Any:
                 source = stream(4)
-                first = tree.draw_weighted(100, source, 0.7, by_smallest)
-                return first, tree.draw_weighted(50, source, 0.7, by_smallest), source.numbers
+                first = tree.draw_weighted(100, source, 0.7, by_global_min)
+                return first, tree.draw_weighted(50, source, 0.7, by_global_min), source.numbers
 
             (leaves, _), (others, _), numbers = in_every_order(run, 3)
             assert numbers[1:9].tolist() == [2, 2, 2, 2, 1, 1, 1, 0]

@@ -18,7 +18,14 @@ import triton.language as tl
 
 from relive.kernels.triton.launching import SIZES, Launch
 from relive.kernels.triton.rings import TRANSITION, Rings, get_newest, get_slot
-from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
+from relive.kernels.triton.stream import (
+    CELL,
+    MAX_DRAWS,
+    draw_random_pair,
+    increment_draw_counts,
+    load_draw_counts,
+    split_draws_into_programs,
+)
 
 BLOCK = CELL.value
 """Number of draws per program on a GPU. Each draw reads the counts of one group of environments."""
@@ -50,8 +57,8 @@ def draw_rows_kernel(
     """Draw flat slots of transitions [rows], uniformly with replacement."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = position < rows
-    key, call = tl.load(stream), load_calls(stream, position, valid)
-    bits, candidate = random_pair(key, call, position, 0)
+    key, call = tl.load(stream), load_draw_counts(stream, position, valid)
+    bits, candidate = draw_random_pair(key, call, position, 0)
     env = _choose_env(count, totals, num_envs, bits, GROUP, GROUPS)
     newest = get_newest(head, is_open, env, valid)
     oldest = tl.maximum(tl.load(floor + env, valid, other=0), newest - num_sampleable + 1)
@@ -62,7 +69,7 @@ def draw_rows_kernel(
     is_missing = has_rows & (tl.load(kind + slot, valid, other=0) != TRANSITION)
     attempt = 1
     while (tl.max(is_missing.to(tl.int32), axis=0) > 0) & (attempt < MAX_ATTEMPTS):
-        bits, candidate = random_pair(key, call, position, attempt)
+        bits, candidate = draw_random_pair(key, call, position, attempt)
         tried_slot = get_slot(oldest + bits % window, env, slots, num_envs)
         slot = tl.where(is_missing, tried_slot, slot)
         is_missing = is_missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
@@ -71,7 +78,7 @@ def draw_rows_kernel(
         is_missing = is_missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
         attempt += 1
     tl.store(out + position, slot, valid)
-    count_calls(stream, position, call, valid)
+    increment_draw_counts(stream, position, call, valid)
 
 
 def group_size(num_envs: int) -> int:
@@ -79,7 +86,7 @@ def group_size(num_envs: int) -> int:
     return triton.next_power_of_2(math.isqrt(max(num_envs - 1, 0)) + 1)
 
 
-def group_totals(count: torch.Tensor) -> torch.Tensor:
+def sum_counts_by_group(count: torch.Tensor) -> torch.Tensor:
     """Sum the counts of all environments by groups."""
     size = group_size(len(count))
     groups = triton.next_power_of_2(triton.cdiv(len(count), size))
@@ -102,6 +109,6 @@ class RowDrawer:
         for start in range(0, rows, MAX_DRAWS):
             part = out if rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]
             count = min(rows - start, MAX_DRAWS)
-            block, programs = draw_blocks(count, BLOCK)
+            block, programs = split_draws_into_programs(count, BLOCK)
             self._launch(stream, (programs, 1, 1), part, count, stream, BLOCK=block)
         return out

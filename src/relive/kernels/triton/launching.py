@@ -123,13 +123,13 @@ def _to_address(argument: Any) -> Any:
 
 
 @cache
-def _without_fixed_arguments(kernel: Any, device: torch.device) -> Launch:
+def _bind_no_arguments(kernel: Any, device: torch.device) -> Launch:
     return Launch(kernel)
 
 
 def launch(kernel: Any, device_tensor: torch.Tensor, programs: int, *arguments: Any, **constants: Any) -> None:
     """Launch a kernel that has no fixed arguments."""
-    _without_fixed_arguments(kernel, device_tensor.device)(device_tensor, (programs, 1, 1), *arguments, **constants)
+    _bind_no_arguments(kernel, device_tensor.device)(device_tensor, (programs, 1, 1), *arguments, **constants)
 
 
 def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:

@@ -24,7 +24,14 @@ import triton.language as tl
 
 from relive.kernels.triton.launching import SIZES, Launch, blocks
 from relive.kernels.triton.rings import FINAL, TRANSITION, get_newest, get_slot
-from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
+from relive.kernels.triton.stream import (
+    CELL,
+    MAX_DRAWS,
+    draw_random_pair,
+    increment_draw_counts,
+    load_draw_counts,
+    split_draws_into_programs,
+)
 
 if TYPE_CHECKING:
     from relive.replay.ring import Ring
@@ -239,7 +246,7 @@ def _next_smaller(x):
 
 
 @triton.jit
-def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
+def _find_leaf_at_point(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     """Find the leaves that contain points [BLOCK] of the total.
 
     At each level the first child whose running sum exceeds the point is chosen, which is never a child of zero.
@@ -284,14 +291,14 @@ def prioritized_draw_kernel(
     """
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < rows
-    call = load_calls(stream, position, inside)
-    bits, _ = random_pair(tl.load(stream), call, position, 0)
+    call = load_draw_counts(stream, position, inside)
+    bits, _ = draw_random_pair(tl.load(stream), call, position, 0)
     # The second term has 53 random bits and is in [0, 1).
     point_in_slices = (start + position).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16
     is_tiny = tl.load(sums + root) < TINY_TOTAL
     scaled_sums = sums + tl.where(is_tiny, size, 0)
     total = tl.load(scaled_sums + root)
-    leaf = _descend(scaled_sums, point_in_slices * (total / count), num_leaves, levels, root, BLOCK)
+    leaf = _find_leaf_at_point(scaled_sums, point_in_slices * (total / count), num_leaves, levels, root, BLOCK)
     priority = tl.load(leaves + leaf, inside, other=float("inf"))
     tl.store(drawn_leaves + position, leaf, inside)
     tl.store(priorities + position, priority, inside)
@@ -299,7 +306,7 @@ def prioritized_draw_kernel(
         tl.store(weights + position, _weight(tl.load(minima + (root + 1) // 16 - 1), priority, beta), inside)
     if (tl.program_id(0) == 0) & (start == 0) & ~(total > 0):
         tl.store(faults + 2, tl.load(faults + 2) + 1)
-    count_calls(stream, position, call, inside)
+    increment_draw_counts(stream, position, call, inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -391,7 +398,7 @@ class TritonTree:
             block, programs = blocks(count, BLOCK)
             arguments = changed_slots, is_changed, count, kind, float(alpha), float(eps)
             self._set_written(kind, (programs, 1, 1), *arguments, BLOCK=block)
-            self._renew()
+            self._renew_sums()
 
     def _update(
         self, index: torch.Tensor, priority: torch.Tensor, ring: Ring | None, alpha: float, eps: float, *,
@@ -416,10 +423,10 @@ class TritonTree:
             *state, *sizes, BY_ID=ring is not None, TRANSFORMS=transforms, BLOCK=block,
         )  # fmt: skip
         self._set_masses(index, (programs, 1, 1), accepted_leaves, masses, count, BLOCK=block)
-        self._renew()
+        self._renew_sums()
         return stale
 
-    def _renew(self) -> None:
+    def _renew_sums(self) -> None:
         """Recompute dirty subtrees and the levels above them."""
         self._renew_subtrees(self._sums, (self._subtrees, 1, 1), HAS_MINIMA=self._keeps_minima)
         if self._levels > SUBTREE_LEVELS:
@@ -446,14 +453,14 @@ class TritonTree:
         return self._draw(count, random, 0.0, None)[0]
 
     def draw_weighted(
-        self, count: int, random: Any, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
+        self, count: int, random: Any, beta: float, by_global_min: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if by_smallest:
+        if by_global_min:
             self._build_minima()
         if weights is None:
             weights = torch.empty(count, dtype=torch.float32, device=self._device)
-        leaves, priorities = self._draw(count, random, beta, weights if by_smallest else None)
-        if count and not by_smallest:
+        leaves, priorities = self._draw(count, random, beta, weights if by_global_min else None)
+        if count and not by_global_min:
             block, programs = blocks(count, BLOCK)
             self._compute_weights(priorities, (programs, 1, 1), priorities, weights, count, beta, BLOCK=block)
         return leaves, weights
@@ -468,7 +475,7 @@ class TritonTree:
         for start in range(0, count, MAX_DRAWS):
             part = out if count <= MAX_DRAWS else tuple(each[start : start + MAX_DRAWS] for each in out)
             rows = min(count - start, MAX_DRAWS)
-            block, programs = draw_blocks(rows, DRAW_BLOCK)
+            block, programs = split_draws_into_programs(rows, DRAW_BLOCK)
             self._draw_leaves(
                 numbers, (programs, 1, 1), *part, start, rows, count, beta, numbers,
                 HAS_WEIGHTS=weights is not None, BLOCK=block,
@@ -480,7 +487,7 @@ class TritonTree:
 
     def rebuild(self) -> None:
         self._dirty.fill_(1)
-        self._renew()
+        self._renew_sums()
 
     def check(self) -> float:
         worst = 0.0

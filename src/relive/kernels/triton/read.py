@@ -238,7 +238,7 @@ class TritonGather:
         self._item_layouts = [(item.shape[1:], item.dtype, item.device) for item in items]
         self._nonempty_columns = [i for i, item in enumerate(items) if item.numel()]
         leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._nonempty_columns]
-        self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, AT_ROW.value) for leaf in leaves])
+        self._reader = RowReader(_make_placeholder_rings(items[0]), [Source(leaf, AT_ROW.value) for leaf in leaves])
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         count = stop - start
@@ -261,7 +261,7 @@ class TritonGather:
             self._reader.read(rows, [out[i] for i in self._nonempty_columns])
 
 
-def _placeholder_rings(column: torch.Tensor) -> Rings:
+def _make_placeholder_rings(column: torch.Tensor) -> Rings:
     """Make rings for plain items, whose state `read_kernel` does not access."""
     numbers, flags = (torch.empty(1, dtype=dtype, device=column.device) for dtype in (torch.int64, torch.uint8))
     return Rings(flags, flags, numbers, flags, flags, numbers, numbers, len(column), 1, len(column))

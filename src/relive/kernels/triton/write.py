@@ -147,7 +147,7 @@ def _load_ends(terminated, truncated, item, valid):
 
 
 @triton.jit
-def _as_byte(like, number):
+def _make_bytes_like(like, number):
     return (like * 0 + number).to(tl.uint8)
 
 
@@ -227,13 +227,13 @@ def write_kernel(
         is_closed = position < 0 if NEXT_STEP or STORES_NEXT_OBS else ends
         tl.debug_barrier()
         if HAS_HISTORY:
-            tl.store(kind + expiring, _as_byte(env, HISTORY), expires)
-            tl.store(kind + next_expiring, _as_byte(env, HISTORY), next_expires)
+            tl.store(kind + expiring, _make_bytes_like(env, HISTORY), expires)
+            tl.store(kind + next_expiring, _make_bytes_like(env, HISTORY), next_expires)
             # With one row of history, `expiring` and `next_slot` are the same slot, so the stores must stay in order.
             tl.debug_barrier()
-        tl.store(kind + pending, _as_byte(env, FINAL), is_cut)
+        tl.store(kind + pending, _make_bytes_like(env, FINAL), is_cut)
         tl.store(kind + slot, tl.where(is_reset, FINAL, TRANSITION).to(tl.uint8), valid)
-        tl.store(first + slot, _as_byte(env, 1), starts)
+        tl.store(first + slot, _make_bytes_like(env, 1), starts)
         _store_leaves(obs, slot, input_obs, item, starts, OBS)
         _store_leaves(rest, slot, input_rest, item, valid, REST)
         if not STORES_NEXT_OBS:
