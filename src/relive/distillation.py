@@ -42,8 +42,8 @@ from relive.schema.fields import (
     Field,
     Schema,
     Tree,
-    declare,
     declare_caller_fields,
+    declare_fields,
     narrow_dtype,
     parse_declaration,
     parse_device,
@@ -53,7 +53,7 @@ from relive.schema.fields import (
 from relive.schema.invariants import verify_elements, verify_layout
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.storage import Memory
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 _MAX_ROUNDS = 1 << 24
 _RESERVED_NAMES = ("obs", "action", "index", "round", "self")
@@ -130,7 +130,7 @@ class DistillationBuffer(StateDictMixin):
 
     def _allocate(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
-        self._memory.require(self.capacity * sum(sizes))
+        self._memory.require_free_bytes(self.capacity * sum(sizes))
         columns = tuple(self._allocator.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
         self._reader = make_reader(columns, 1, self.capacity)
         self._paths = (*schema.paths, ("index",), ("round",))
@@ -184,7 +184,7 @@ class DistillationBuffer(StateDictMixin):
         refuse_reserved_names(extra, _RESERVED_NAMES)
         declared, values = self._schema.trees, {"action": action, **extra}
         new_trees = {
-            name: declare(name, _infer_declaration(name, value, leading_shape, self.device))
+            name: declare_fields(name, _infer_declaration(name, value, leading_shape, self.device))
             for name, value in values.items()
             if name not in declared
         }
@@ -253,7 +253,7 @@ class DistillationBuffer(StateDictMixin):
         return save(self, path, keep=keep)
 
     @classmethod
-    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
+    def from_config(cls, config: JsonNode, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
         trees = {name: parse_declaration(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:

@@ -131,7 +131,9 @@ def replace_random_ids(patch: Callable[[Any, str, Any], None]) -> None:
     patch(disk, "read_boot_id", lambda: "the machine that wrote the checksums")
 
 
-@pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="draws of the native core, disk memory")
+@pytest.mark.skipif(
+    kernels.native_core() is None or sys.platform != "linux", reason="draws of the native core, disk memory"
+)
 @pytest.mark.parametrize("kind", SAVED)
 def test_a_save_writes_the_bytes_of_format_1(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_random_ids(monkeypatch.setattr)

@@ -37,7 +37,7 @@ FOLDERS = [
 @pytest.mark.parametrize(("written", "kind"), FOLDERS)
 def test_a_folder_of_format_1_is_read_as_it_was_written(written: str, kind: str, tmp_path: Path) -> None:
     expected = json.loads((GOLDEN / written / "replies.json").read_text())
-    if written.startswith("disk") and (kernels.native() is None or sys.platform != "linux"):
+    if written.startswith("disk") and (kernels.native_core() is None or sys.platform != "linux"):
         pytest.skip("disk memory needs Linux and the native core")
     assert _same(_replies(GOLDEN / written / _folder(kind), _subject(kind), tmp_path), expected[kind])
 

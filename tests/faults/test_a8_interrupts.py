@@ -464,7 +464,7 @@ def interrupt_other_buffers(folder: Path, place: str, max_points: int, seed: int
 
 
 def require_place(place: str) -> None:
-    if place in ("shared", "disk") and not hasattr(rl.kernels.native(), "ProcessLock"):
+    if place in ("shared", "disk") and not hasattr(rl.kernels.native_core(), "ProcessLock"):
         pytest.skip("needs Linux and a compiler")
 
 

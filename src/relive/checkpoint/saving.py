@@ -19,7 +19,7 @@ from relive.checkpoint.snapshot import BUFFER_CLASSES, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.schema.checks import check_positive_int
 from relive.storage.codec import Arrays, describe_array, tensor_bytes
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 
 SEGMENT_BYTES = 1 << 30
 """Maximum bytes of a segment, a file of rows. It stays on the disk as long as one of its rows is needed."""
@@ -33,7 +33,7 @@ class Segment:
     stop: torch.Tensor
     """Row [N] of each environment that follows its rows in the file."""
     stamp: tuple[int, ...]
-    """`Files.stamp` of the file when it was written or read."""
+    """`FileOperations.change_stamp` of the file when it was written or read."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def save(
     path: str | PathLike[str],
     *,
     keep: int = 2,
-    files: type[Files] = Files,
+    files: type[FileOperations] = FileOperations,
     note: tuple[dict[str, Any], Arrays] | None = None,
 ) -> int:
     """Write a checkpoint of a buffer into the folder `path` and return its number; see `ReplayBuffer.save`.

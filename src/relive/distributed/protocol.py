@@ -22,7 +22,7 @@ from relive.replay.samplers.registry import sampler_config
 from relive.schema.autoreset import parse_autoreset_mode
 from relive.schema.checks import check_above_zero, check_positive_int
 from relive.schema.conversion import convert, path_name
-from relive.schema.fields import Field, Schema, caller_shape, declaration_to_json, declare, make_replay_schema
+from relive.schema.fields import Field, Schema, caller_shape, declaration_to_json, declare_fields, make_replay_schema
 from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
 from relive.storage.allocator import supports_persistent_memory
@@ -160,9 +160,9 @@ def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_plain_value(name: str, value: Any) -> Any:
     if name in ("obs", "action", "reward"):
-        return declaration_to_json(declare(name, value))
+        return declaration_to_json(declare_fields(name, value))
     if name == "extra":
-        return {key: declaration_to_json(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
+        return {key: declaration_to_json(declare_fields(f"extra.{key}", part)) for key, part in (value or {}).items()}
     if name == "sampler":
         return sampler_config(value) or type(value).__name__
     if name == "autoreset":

@@ -22,7 +22,7 @@ from relive.kernels.priority import importance_weights
 from relive.replay.ids import PADDING_ID, flatten_ids, flatten_mutable_fields
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
-from relive.schema.assembly import assemble, check_batch_size, check_destination, to_device
+from relive.schema.assembly import assemble_batch, check_batch_size, check_destination, to_device
 from relive.schema.autoreset import parse_autoreset_mode, read_transition
 from relive.schema.checks import check_keys, check_nonempty, check_positive_int
 from relive.schema.conversion import as_tensor, convert_env_ids
@@ -354,7 +354,7 @@ class ReplayService:
             if isinstance(self.plan.sampler, Prioritized):
                 num_drawn = sum(shard.num_drawn for shard in totals) + batch_size * len(batches)
                 leaves["weight",] = compute_weights(self.plan.sampler, draws, totals, num_drawn)
-            batches.append(assemble(leaves, torch.Size((batch_size,))))
+            batches.append(assemble_batch(leaves, torch.Size((batch_size,))))
         return batches
 
     def update_priority(self, index: Any, priority: Any) -> int:

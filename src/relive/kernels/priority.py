@@ -35,11 +35,11 @@ class PriorityTree(Protocol):
         """Return the priorities of `leaves`: float64 [K]."""
         ...
 
-    def total(self) -> torch.Tensor | float:
+    def total_priority(self) -> torch.Tensor | float:
         """Return the sum of all priorities. A sum that exceeds float64 is infinite, which does not affect draws."""
         ...
 
-    def smallest(self) -> torch.Tensor | float:
+    def smallest_priority(self) -> torch.Tensor | float:
         """Return the smallest positive priority; infinity if all are zero."""
         ...
 
@@ -61,13 +61,13 @@ class PriorityTree(Protocol):
         """
         ...
 
-    def update(
-        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any
+    def update_priorities(
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, largest: Any
     ) -> tuple[int, int] | None:
         """Check priorities and set leaves to (priority + eps)^alpha; leaves of -1 are skipped.
 
         Return the position of the first invalid priority, or -1, and the number of skipped leaves. If a priority is
-        invalid, nothing changes. If a priority exceeds `numbers[0]`, `numbers[0]` becomes that priority. A tree that
+        invalid, nothing changes. If a priority exceeds `largest[0]`, `largest[0]` becomes that priority. A tree that
         does not support this call returns None and changes nothing.
         """
         ...
@@ -80,14 +80,14 @@ class PriorityTree(Protocol):
         """Recompute all sums from the leaves."""
         ...
 
-    def check(self) -> float:
+    def max_sum_error(self) -> float:
         """Return the largest relative error of a sum; infinity if a stored minimum is wrong."""
         ...
 
 
-def priority_tree(num_leaves: int, device: torch.device, allocator: Allocator | None = None) -> PriorityTree:
+def make_priority_tree(num_leaves: int, device: torch.device, allocator: Allocator | None = None) -> PriorityTree:
     """Make a tree of `num_leaves` zero priorities, or restore the tree that is stored in the memory of `allocator`."""
-    if device.type == "cpu" and kernels.native() is not None:
+    if device.type == "cpu" and kernels.native_core() is not None:
         return NativeTree(num_leaves, LocalAllocator(device) if allocator is None else allocator)
     return _TorchTree(num_leaves, device)
 
@@ -98,17 +98,17 @@ class NativeTree:
     keeps_largest = False
 
     def __init__(self, num_leaves: int, allocator: Allocator) -> None:
-        native = kernels.native().PriorityTree
+        native = kernels.native_core().PriorityTree
         self.num_leaves = num_leaves
         sizes = zip(("leaves", "sums", "least", "summary"), native.sizes(num_leaves), strict=True)
         memory = tuple(allocator.allocate(f"tree.{name}", (size,), torch.float64) for name, size in sizes)
         self._leaves = memory[0]
         self._tree = native(memory, num_leaves)
-        self.total = self._tree.total
-        self.smallest = self._tree.smallest
+        self.total_priority = self._tree.total
+        self.smallest_priority = self._tree.smallest
         self.rebuild = self._tree.rebuild
-        self.check = self._tree.deviation
-        self.update = self._tree.update
+        self.max_sum_error = self._tree.deviation
+        self.update_priorities = self._tree.update
         self.set_written_slots = self._tree.set_written_slots
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
@@ -199,17 +199,17 @@ class _TorchTree:
         self._require_leaves_in_range(leaves)
         return self._leaves.index_select(0, leaves)
 
-    def total(self) -> torch.Tensor:
+    def total_priority(self) -> torch.Tensor:
         normal, tiny = self._sums.sum(0)
         return torch.where(normal >= _TINY_TOTAL, normal / self._scales[0, 0], tiny / self._scales[1, 0])
 
-    def smallest(self) -> torch.Tensor:
+    def smallest_priority(self) -> torch.Tensor:
         # Reading all leaves takes two launches. Minima of blocks would cost more in every update.
         return torch.where(self._leaves > 0, self._leaves, math.inf).amin()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
         running = self._running
-        running.compute(self._sums)
+        running.compute_from(self._sums)
         if self._is_cpu and not running.total.numpy() > 0:
             return None
         # Points are in (0, total], so the first block whose running sum reaches a point is not empty.
@@ -226,10 +226,12 @@ class _TorchTree:
         if leaves is None:
             return None
         priorities = self._leaves.index_select(0, leaves)
-        smallest = self.smallest() if by_global_min else priorities.min()
+        smallest = self.smallest_priority() if by_global_min else priorities.min()
         return _copy_weights((leaves, importance_weights(priorities, smallest, beta)), weights)
 
-    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
+    def update_priorities(
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, largest: Any
+    ) -> None:
         """Return None: updates are not supported, because checking the priorities would synchronise with the device."""
 
     def leaves_view(self) -> torch.Tensor:
@@ -239,7 +241,7 @@ class _TorchTree:
         torch.sum(self._blocks * _NORMAL, 1, out=self._normal)
         torch.sum(self._blocks * _TINY, 1, out=self._tiny)
 
-    def check(self) -> float:
+    def max_sum_error(self) -> float:
         worst = 0.0
         for stored, scale in ((self._normal, _NORMAL), (self._tiny, _TINY)):
             expected = (self._blocks * scale).sum(1)
@@ -287,9 +289,9 @@ class _RunningSums:
             self._running[:-2], self._running[1:-1], self._running[-2], self._running[-1],
         )  # fmt: skip
 
-    def compute(self, sums: torch.Tensor) -> None:
+    def compute_from(self, block_sums: torch.Tensor) -> None:
         """Compute the running sums from the sums of blocks [blocks, 2] with both factors."""
-        torch.cummax(sums.cumsum(0).masked_fill_(sums == 0, 0.0), 0, out=(self._sums, self._positions))
+        torch.cummax(block_sums.cumsum(0).masked_fill_(block_sums == 0, 0.0), 0, out=(self._sums, self._positions))
         torch.where(self._normal_total >= _TINY_TOTAL, self._normal, self._tiny, out=self._running)
 
 

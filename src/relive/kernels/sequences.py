@@ -70,7 +70,7 @@ class TorchSequenceIndex:
     def __len__(self) -> int:
         return len(self.start)
 
-    def rows(self, numbers: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def find_rows(self, numbers: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the rows [B, length] of the sequences with these numbers, their mask, and the first rows [B].
 
         After the last step of a sequence, its rows are -1.
@@ -82,7 +82,7 @@ class TorchSequenceIndex:
         return torch.where(mask, self.order[position], -1), mask, self.order[start]
 
 
-def reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+def find_reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
     """Return the mask of reset rows [T + 1, N]: each row after a row that ended an episode and was no reset row.
 
     `ended` [T, N] is the mask of rows that ended an episode, and `resetting` [N] the mask of reset rows in the first
@@ -104,7 +104,7 @@ def find_sequences(flags: StepFlags, spec: SequenceSpec, tensors: list[torch.Ten
     """
     if not kernels.runs_native(tensors):
         return _find_sequences_in_torch(flags, spec)
-    return kernels.native().SequenceIndex(
+    return kernels.native_core().SequenceIndex(
         flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starts_episode,
         spec.length or 0, spec.stride, spec.split, spec.keep_tail,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def make_sequence_reader(
     if isinstance(index, TorchSequenceIndex):
         return _TorchSequenceReader(index, length, layout, steps, initial)
     ndims = ([column.ndim - 2 for column in columns] for columns in (steps, initial))
-    return kernels.native().SequenceGather(index, length, layout, steps, next(ndims), initial, next(ndims))
+    return kernels.native_core().SequenceGather(index, length, layout, steps, next(ndims), initial, next(ndims))
 
 
 @dataclass
@@ -185,7 +185,7 @@ class _TorchSequenceReader:
         numbers = numbers[start:stop]
         if self.layout == "packed":
             numbers = numbers[self.index.count[numbers].argsort(descending=True, stable=True)]
-        rows, mask, first_rows = self.index.rows(numbers, self.length)
+        rows, mask, first_rows = self.index.find_rows(numbers, self.length)
         if self.layout != "batch_first":
             rows, mask = rows.t().contiguous(), mask.t().contiguous()
         if self.layout == "packed":

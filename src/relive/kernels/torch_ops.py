@@ -79,15 +79,15 @@ def add_axes(flags: Tensor, like: Tensor) -> Tensor:
 
 
 def sum_n_step_rewards(
-    rewards: Sequence[Tensor], is_over: Tensor, missing: Tensor, gamma: float
+    rewards: Sequence[Tensor], is_over: Tensor, num_missing: Tensor, gamma: float
 ) -> tuple[list[Tensor], Tensor]:
     """Return Σ_{i<k} γ^i r[i] of rewards [n, B, …], in their dtype and order, and γ^k as float32 [B].
 
-    `is_over` [n, B] is False for the first k steps of each row, at least one, and `missing` [B] = n − k.
+    `is_over` [n, B] is False for the first k steps of each row, at least one, and `num_missing` [B] = n − k.
     """
-    factors, discounts = powers(gamma, len(is_over), is_over.device)
+    factors, discounts = discount_powers(gamma, len(is_over), is_over.device)
     sums = [_sum_in_order(reward, factors.view(-1, *(1,) * (reward.ndim - 1)), is_over) for reward in rewards]
-    return sums, discounts.index_select(0, missing)
+    return sums, discounts.index_select(0, num_missing)
 
 
 def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def cached_arange(start: int, stop: int, step: int, device: torch.device) -> Ten
 
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
-def powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def discount_powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return γ^0 to γ^(count−1) as float64 [count], and γ^count down to γ^0 as float32 [count + 1]."""
     factors = [1.0]
     for _ in range(count):

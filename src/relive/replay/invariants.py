@@ -11,8 +11,8 @@ from relive.errors import InvariantError, explain, verify
 from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 from relive.schema.conversion import path_name
 from relive.schema.invariants import (
-    on_host,
     overflow_warnings,
+    to_host_array,
     verify_addresses,
     verify_elements,
     verify_flags,
@@ -115,8 +115,8 @@ class _HostRows:
 
     def __init__(self, rows: RowStorage) -> None:
         ring, slots = rows.ring, rows.ring.slots
-        vars(self).update((name, on_host(tensor)) for name, tensor in ring.state.items())
-        self.terminated, self.truncated = map(on_host, rows.flags())
+        vars(self).update((name, to_host_array(tensor)) for name, tensor in ring.state.items())
+        self.terminated, self.truncated = map(to_host_array, rows.flags())
         self._newest = self.head - ~self.open
         age_dtype = np.int32 if slots < 1 << 30 else np.int64
         max_age = np.minimum(self._newest - self.floor, slots).astype(age_dtype)

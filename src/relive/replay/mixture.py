@@ -19,10 +19,10 @@ from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, LeafSpecs, Leaves
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.views import View
 from relive.schema.assembly import (
-    assemble,
+    assemble_batch,
     check_batch_size,
     check_destination,
-    copy_into,
+    copy_leaves_into,
     to_device,
 )
 from relive.schema.checks import as_float
@@ -126,10 +126,10 @@ class Mixture:
             batches.append(batch)
         leaves = _concatenate(batches)
         if out is None:
-            return assemble(leaves, leaves[INDEX].shape)
+            return assemble_batch(leaves, leaves[INDEX].shape)
         # At the end of an epoch the samplers may choose fewer rows, which fill only the first rows of `out`.
         num_rows = len(leaves[INDEX])
-        return copy_into(out if num_rows == sum(counts) else out[:num_rows], leaves)
+        return copy_leaves_into(out if num_rows == sum(counts) else out[:num_rows], leaves)
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before any row is drawn; its fields cannot be verified if a user's view computes them."""

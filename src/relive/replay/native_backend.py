@@ -16,7 +16,7 @@ from relive.replay.read_plan import INDEX, WEIGHT, Anchor, Layout, Leaves, PlanR
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
-from relive.schema.assembly import assemble, make_assembler
+from relive.schema.assembly import assemble_batch, make_assembler
 from relive.schema.fields import Stacked, caller_shape
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class NativeBackend(Backend):
         super().__init__(rows)
         self.core = _make_ring(rows)
         """The native ring over the memory of the rows."""
-        self.native = kernels.native()
+        self.native = kernels.native_core()
         """The native module; later calls of `kernels.force` do not affect it."""
         self._is_valid = self.core.is_valid
         self.core.watch_cuts(rows.has_stats)
@@ -245,7 +245,7 @@ class NativeReader(PlanReader):
         leaves[INDEX] = ids
         if weight is not None:
             leaves[WEIGHT] = weight
-        return assemble(leaves, slots.shape)
+        return assemble_batch(leaves, slots.shape)
 
     def _read_unlocked(self, reserved: Any, slots: torch.Tensor) -> Leaves:
         return dict(zip(self.plan.paths, self._core.fill(reserved, slots), strict=True))
@@ -259,7 +259,7 @@ def _make_ring(rows: RowStorage) -> Any:
         **ring.state, "journal": ring.journal, "row_checksums": rows.row_checksums,
         "rewrite_journal": rows.rewrite_journal, "rewrite_checksums": rows.mutable_checksums,
     }  # fmt: skip
-    return kernels.native().RingMemory(
+    return kernels.native_core().RingMemory(
         list(rows.leaves),
         stacks,
         list(rows.obs_leaves),

@@ -228,7 +228,7 @@ class RowStorage:
                 self.device
             )
         if self.mutable:
-            saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
+            saved.part("mutable").copy_arrays_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def complete_rows(self) -> Rows:
         """Return the complete rows without their mutable leaves, so that no later write modifies them."""

@@ -100,7 +100,7 @@ class StepInput:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore saved staged fields."""
         rows, columns = self._rows, self._schema.leaf_indices
-        arrays, staged = saved.tensors(self.max_staged_bytes), {}
+        arrays, staged = saved.read_all_arrays(self.max_staged_bytes), {}
         for node in saved.values.entry("names").items():
             name = node.text()
             if name not in columns:

@@ -13,7 +13,7 @@ from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import RowDrawer, sum_counts_by_group
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.read import AT_FIRST, AT_LAST, AT_NEXT, AT_ROW, RowReader, Source
-from relive.kernels.triton.rings import MAX_COLUMNS, Frames, Leaf, Rings
+from relive.kernels.triton.rings import MAX_COLUMNS, FrameLayout, Leaf, Rings
 from relive.kernels.triton.stream import DeviceStream
 from relive.kernels.triton.windows import MAX_STEPS, Windows, find_windows
 from relive.kernels.triton.write import GROUPS, StepWriter
@@ -35,7 +35,7 @@ from relive.replay.read_plan import (
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.torch_backend import DeviceBackend
-from relive.schema.assembly import assemble
+from relive.schema.assembly import assemble_batch
 from relive.schema.fields import Field, Stacked
 from relive.schema.invariants import verify_elements
 
@@ -165,14 +165,17 @@ def ring_arguments(rows: RowStorage) -> Rings:
 def leaf_arguments(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
     """Return all leaves, and the explicitly stored next observations, as arguments of kernels."""
     frames = [_frames(field) for field in rows.schema.fields]
-    leaves = [Leaf.of(leaf, frame_layout, MAX_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
-    return leaves, [Leaf.of(leaf, Frames(), MAX_COLUMNS) for leaf in rows.next_leaves]
+    leaves = [
+        Leaf.from_column(leaf, frame_layout, MAX_COLUMNS)
+        for leaf, frame_layout in zip(rows.leaves, frames, strict=True)
+    ]
+    return leaves, [Leaf.from_column(leaf, FrameLayout(), MAX_COLUMNS) for leaf in rows.next_leaves]
 
 
-def _frames(field: Field) -> Frames:
+def _frames(field: Field) -> FrameLayout:
     if not isinstance(field, Stacked):
-        return Frames()
-    return Frames(field.k, torch.Size(field.shape[field.axis :]).numel(), field.pad == "zero")
+        return FrameLayout()
+    return FrameLayout(field.k, torch.Size(field.shape[field.axis :]).numel(), field.pad == "zero")
 
 
 def has_kernels(plan: ReadPlan) -> bool:
@@ -208,7 +211,7 @@ class TritonReader(PlanReader):
         self.read_into(reserved, slots)
         if weight is not None:
             reserved[WEIGHT] = weight
-        return assemble(reserved, slots.shape)
+        return assemble_batch(reserved, slots.shape)
 
     def read(self, slots: torch.Tensor) -> Leaves:
         leaves = self.reserve_batch(len(slots))

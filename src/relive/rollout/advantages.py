@@ -19,7 +19,7 @@ from relive.schema.autoreset import find_final_obs, flags_to_host
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
 from relive.schema.fields import DTYPES, ROLLOUT_BATCH_FIELDS, Field, Path, Schema, named_leaves
 from relive.schema.invariants import same_bits, verify_layout
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
 """Bootstrap value of a truncated step. True: V(final observation); False: 0; "own_value": V(the step's observation)."""
@@ -262,7 +262,7 @@ class FinalObservations:
             return
         for step, env in positions:
             if not (0 <= step < steps and 0 <= env < num_envs):
-                raise Node("state: finals.places", [step, env]).error("a stored step and its environment")
+                raise JsonNode("state: finals.places", [step, env]).error("a stored step and its environment")
         leaves = [
             saved.read_array(f"leaf{i}", (len(positions), *field.shape), field.dtype).to(self._storage.device)
             for i, field in enumerate(self._fields)

@@ -47,8 +47,8 @@ from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers, saved_observers
 from relive.storage import Memory
-from relive.storage.allocator import require_memory
-from relive.storage.codec import Node
+from relive.storage.allocator import require_host_memory
+from relive.storage.codec import JsonNode
 
 _NO_MEASUREMENTS: Mapping[str, Any] = {}
 _DECLARED_FIELDS, _FLAG_FIELDS = ("obs", "action", "reward", "value"), ("terminated", "truncated")
@@ -372,7 +372,7 @@ class RolloutBuffer(StateDictMixin):
             size = max(count, 1) if batch_size is None else check_positive_int("batch_size", batch_size)
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
-            require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
+            require_host_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
             read = fresh_reader(source, paths, layout == "batch_first")
             batches = read_epochs(
                 read, count, size, epochs, shuffle=shuffle, drop_last=drop_last, reads_into_out=False,
@@ -440,9 +440,9 @@ class RolloutBuffer(StateDictMixin):
     _loop_over = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
 
     @classmethod
-    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
+    def from_config(cls, config: JsonNode, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
-        num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+        num_envs, autoreset = config.entry("num_envs").none_if_null(), config.entry("autoreset").none_if_null()
         envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
         arguments = {
             "num_steps": config.entry("num_steps").integer(1, 1 << 50),
@@ -458,7 +458,7 @@ class RolloutBuffer(StateDictMixin):
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
         # Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
         for i, field in enumerate(schema.fields):
-            saved.require(f"rows.column{i}", (*rows, *field.shape), field.dtype)
+            saved.require_array(f"rows.column{i}", (*rows, *field.shape), field.dtype)
         return cls(**arguments)
 
     def config(self) -> dict[str, Any]:

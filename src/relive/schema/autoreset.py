@@ -19,7 +19,7 @@ from relive.schema.conversion import (
     convert_leaves,
     refuse_reused_leaves,
 )
-from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Declaration, Field, Schema, Tree, declare
+from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Declaration, Field, Schema, Tree, declare_fields
 
 _HOST = torch.device("cpu")
 _FINAL_KEYS = ("final_obs", "final_observation")
@@ -39,7 +39,7 @@ def parse_autoreset_mode(mode: Any) -> AutoresetMode | None:
 
 def find_autoreset_mode(env: Any) -> AutoresetMode:
     """Return the autoreset mode of an environment; DISABLED for a single environment without an Autoreset wrapper."""
-    if is_vector(env):
+    if is_vector_env(env):
         mode = parse_autoreset_mode((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
         if mode is None:
             expected = 'metadata["autoreset_mode"] in the vector environment'
@@ -68,25 +68,25 @@ def read_env_settings(
     """Read the settings of a buffer from a Gymnasium environment; arguments that are not None take precedence."""
     if not hasattr(env, "observation_space"):
         raise SchemaError(explain("for_env", "an environment", repr(env), "Pass gym.make(…) or gym.make_vec(…)."))
-    is_vector_env = is_vector(env)
+    has_many_envs = is_vector_env(env)
     return EnvSettings(
-        obs=obs if obs is not None else env.single_observation_space if is_vector_env else env.observation_space,
-        action=action if action is not None else env.single_action_space if is_vector_env else env.action_space,
-        num_envs=env.num_envs if is_vector_env else None,
+        obs=obs if obs is not None else env.single_observation_space if has_many_envs else env.observation_space,
+        action=action if action is not None else env.single_action_space if has_many_envs else env.action_space,
+        num_envs=env.num_envs if has_many_envs else None,
         autoreset=find_autoreset_mode(env) if autoreset is None else autoreset,
     )
 
 
 def warn_of_frame_stacks(env: Any) -> None:
     """Warn if an environment stacks frames itself: a replay buffer would store every frame once per stack."""
-    inner: Any = env.envs[0] if is_vector(env) and getattr(env, "envs", None) else env
+    inner: Any = env.envs[0] if is_vector_env(env) and getattr(env, "envs", None) else env
     space = getattr(inner, "observation_space", None)
     while isinstance(inner, gym.Wrapper) and not isinstance(inner, gym.wrappers.FrameStackObservation):
         inner = inner.env
     is_visible = isinstance(inner, gym.wrappers.FrameStackObservation) and inner.observation_space is space
     if not is_visible or inner.stack_size < 2 or inner.padding_type not in ("reset", "zero"):
         return
-    stack = declare("obs", space)
+    stack = declare_fields("obs", space)
     if isinstance(stack, Field):
         pad = "repeat" if inner.padding_type == "reset" else "zero"
         frame = f"rl.Field({stack.shape[1:]}, {stack.dtype})"
@@ -182,7 +182,7 @@ def flags_to_host(flags: Mapping[str, Any], leading_shape: tuple[int, ...], devi
     return arrays
 
 
-def is_vector(env: Any) -> bool:
+def is_vector_env(env: Any) -> bool:
     """Whether `env` steps several environments at once."""
     return hasattr(env, "single_observation_space")
 

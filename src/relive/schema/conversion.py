@@ -6,7 +6,7 @@ memory) are converted here, for every buffer; later code checks nothing again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -205,7 +205,7 @@ class EnvIdConverter:
 _MAX_CACHED_KEYS = 256
 
 
-def _make_cache_key(env_ids: Any) -> Any:
+def _make_cache_key(env_ids: Any) -> Hashable:
     """Return a hashable key for `env_ids`; None if making the key would take longer than the conversion."""
     if type(env_ids) is torch.Tensor:
         env_ids = view_as_numpy(env_ids)
@@ -307,7 +307,7 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
         raise SchemaError(explain(where, expected, got, "Declare a wider dtype."))
 
 
-def overlaps(a: Any, b: Any) -> bool:
+def memory_overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays share memory."""
     first, second = view_as_numpy(a), view_as_numpy(b)
     if first is None or second is None:
@@ -322,7 +322,7 @@ _REUSED_REMEDY = "The environment reuses its array: stage(obs=…) before the st
 def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[Any]) -> None:
     """Raise if `obs` and `next_obs` share memory: the environment has overwritten `obs`."""
     for i, *pair in zip(schema.leaf_indices["obs"], obs, next_obs, strict=True):
-        if overlaps(*pair):
+        if memory_overlaps(*pair):
             name = path_name(schema.paths[i])
             expected, got = f"memory apart from {name}", f"memory shared with {name}"
             raise SchemaError(explain(f"next_{name}", expected, got, _REUSED_REMEDY))

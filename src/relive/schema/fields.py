@@ -111,7 +111,7 @@ class Stacked(Field):
     pad: str
 
     def __init__(self, field: Declaration, k: int, axis: int = -1, pad: str = "repeat") -> None:
-        frame = declare("Stacked", field)
+        frame = declare_fields("Stacked", field)
         if not isinstance(frame, Field) or type(frame) is not Field:
             raise SchemaError(explain("Stacked", "one plain field", frame, "Stack the leaves of a dict one by one."))
         super().__init__(frame.shape, frame.dtype)
@@ -144,7 +144,7 @@ class Mutable(Field):
     field: Field
 
     def __init__(self, field: Declaration) -> None:
-        inner = declare("Mutable", field)
+        inner = declare_fields("Mutable", field)
         if type(inner) not in (Field, Carry):
             got = "a dict" if isinstance(inner, dict) else inner
             remedy = "Declare the leaves of a dict as Mutable one by one."
@@ -216,7 +216,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 FLAG_FIELD, NUMBER_FIELD = Field((), torch.bool), Field((), torch.float64)
 
 
-def declare(where: str, declaration: object) -> Tree:
+def declare_fields(where: str, declaration: object) -> Tree:
     """Return the field, or dict of fields, of a declaration.
 
     A declaration is a Field, an int, a shape, a Gymnasium space, or a nested dict or tuple of these.
@@ -230,11 +230,11 @@ def declare(where: str, declaration: object) -> Tree:
     if isinstance(declaration, Mapping):
         if not declaration:
             raise SchemaError(explain(where, "at least one field", "an empty dict", "Declare a field or leave it out."))
-        return {_parse_name(where, key): declare(f"{where}.{key}", value) for key, value in declaration.items()}
+        return {_parse_name(where, key): declare_fields(f"{where}.{key}", value) for key, value in declaration.items()}
     if isinstance(declaration, tuple):
         if all(isinstance(size, int | np.integer) for size in declaration):
             return Field(_parse_shape(where, declaration))
-        return {str(i): declare(f"{where}.{i}", value) for i, value in enumerate(declaration)}
+        return {str(i): declare_fields(f"{where}.{i}", value) for i, value in enumerate(declaration)}
     expected = "a Field, an int, a shape, a space, a dict or a tuple"
     remedy = "Declare the field as one of these."
     if isinstance(declaration, type) and issubclass(declaration, Field):
@@ -244,12 +244,12 @@ def declare(where: str, declaration: object) -> Tree:
 
 def declare_caller_fields(where: str, declaration: object) -> Tree:
     """Declare fields of a buffer that stores whole stacks: every stacked field becomes a plain field."""
-    return map_leaves(caller_field, declare(where, declaration))
+    return map_leaves(caller_field, declare_fields(where, declaration))
 
 
 def declare_float_fields(where: str, declaration: object) -> Tree:
     """Declare a reward or a value: a floating-point field, or a dict with a field per agent."""
-    tree = declare(where, declaration)
+    tree = declare_fields(where, declaration)
     for path, field in iter_leaves((where,), tree):
         if not field.dtype.is_floating_point:
             raise SchemaError(explain(".".join(path), "a floating-point field", field, "Pass a floating-point dtype."))
@@ -265,9 +265,9 @@ def _parse_name(where: str, key: object) -> str:
 def _declare_from_space(where: str, space: gym.Space[Any]) -> Tree:
     spaces = gym.spaces
     if isinstance(space, spaces.Dict):
-        return declare(where, dict(space.spaces))
+        return declare_fields(where, dict(space.spaces))
     if isinstance(space, spaces.Tuple):
-        return {str(i): declare(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
+        return {str(i): declare_fields(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return Field(space.shape or (), narrow_dtype(_parse_dtype(where, space.dtype)))
     expected = "a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space"
@@ -282,7 +282,7 @@ def declaration_to_json(tree: Tree) -> Any:
     return tree.config()
 
 
-def parse_declaration(node: lazy.Node) -> Tree:
+def parse_declaration(node: lazy.JsonNode) -> Tree:
     """Read a declaration from the JSON of `declaration_to_json`; raise a CorruptCheckpoint if it is invalid."""
     if isinstance(node.value, dict):
         if not node.value:
@@ -304,7 +304,7 @@ def parse_declaration(node: lazy.Node) -> Tree:
         raise node.error(f"the settings of a {kind.capitalize()} ({error})") from None
 
 
-def _restore_field(kind: str, plain: Field, settings: list[lazy.Node]) -> Field:
+def _restore_field(kind: str, plain: Field, settings: list[lazy.JsonNode]) -> Field:
     """Make a field with the shape and dtype of `plain` from its class name in files and its settings."""
     if kind == "carry":
         (steps,) = settings
@@ -368,7 +368,7 @@ class Schema:
             return (value,)
         if value is None:
             return (None,) * len(self.leaf_indices[name])
-        return tuple(_flatten(where or name, tree, value))
+        return tuple(_flatten_value(where or name, tree, value))
 
 
 def iter_leaves(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
@@ -410,7 +410,7 @@ def check_path_names(paths: Iterable[Path]) -> None:
             raise SchemaError(explain(path[0], expected, len(path), "Nest fields less deeply."))
 
 
-def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
+def _flatten_value(where: str, tree: Tree, value: Any) -> Iterable[Any]:
     if isinstance(tree, Field):
         if value is None:
             remedy = "Pass every leaf of the field, or leave out the whole field."
@@ -420,7 +420,7 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
     parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value
     check_keys(where, parts, tree)
     for key, child in tree.items():
-        yield from _flatten(f"{where}.{key}", child, parts[key])
+        yield from _flatten_value(f"{where}.{key}", child, parts[key])
 
 
 def refuse_reserved_names(extra: Mapping[str, object], reserved: Collection[str]) -> None:
@@ -495,12 +495,12 @@ def make_replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, A
     refuse_reserved_names(extra, _RESERVED_IN_REPLAY)
     return Schema(
         {
-            "obs": declare("obs", obs),
-            "action": declare("action", action),
+            "obs": declare_fields("obs", obs),
+            "action": declare_fields("action", action),
             "reward": declare_float_fields("reward", reward),
             "terminated": FLAG_FIELD,
             "truncated": FLAG_FIELD,
-            **{name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()},
+            **{name: declare_fields(f"extra.{name}", declaration) for name, declaration in extra.items()},
         }
     )
 
@@ -530,7 +530,7 @@ def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -
     return slots * (sum(sizes) + next_obs_bytes + 2) + num_envs * 26
 
 
-def parse_device(node: lazy.Node) -> torch.device:
+def parse_device(node: lazy.JsonNode) -> torch.device:
     """Read the device of a saved buffer; raise if this machine lacks it."""
     if node.text(_DEVICE_PATTERN).startswith("meta"):
         raise node.error("a device that holds data")
@@ -538,7 +538,7 @@ def parse_device(node: lazy.Node) -> torch.device:
     return torch.device(node.value)
 
 
-def parse_path(node: lazy.Node) -> Path:
+def parse_path(node: lazy.JsonNode) -> Path:
     """Read the path of a leaf."""
     names = node.items(MAX_NESTING)
     if not names:

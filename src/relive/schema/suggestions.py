@@ -171,11 +171,11 @@ def suggests_methods(cls: C) -> C:
     return cls
 
 
-def suggest_field_remedy(name: str, declared: Iterable[str]) -> str:
-    """Return the remedy for an undeclared field: our name, or the declaration that is missing."""
+def suggest_field_remedy(name: str, declared_names: Iterable[str]) -> str:
+    """Return the remedy for an undeclared field: use the name that relive gives it, or declare it in `extra`."""
     if name in _DONE_NAMES:
         return f"Pass {_DONE_REMEDY}."
-    our_name = _find_our_name(name, tuple(declared))
+    our_name = _find_our_name(name, tuple(declared_names))
     return f"Pass it as {our_name}." if our_name else f"Declare it: extra={{{name!r}: shape}}."
 
 

@@ -178,7 +178,7 @@ class Memory:
             raise SchemaError(explain("device", f"a torch device for a {kind}", self, remedy))
         return self.open(None)
 
-    def require(self, nbytes: int, where: str = "capacity") -> None:
+    def require_free_bytes(self, nbytes: int, where: str = "capacity") -> None:
         """Raise a MemoryError if `nbytes` do not fit beside the memory that other buffers have reserved.
 
         Pages are allocated when they are written: without this check the process would be killed much later. `where` is
@@ -266,7 +266,7 @@ def supports_persistent_memory() -> bool:
 
 
 _UNCHECKED_BYTES = 1 << 30
-"""Maximum bytes of a request that `require_memory` grants without reading the free memory."""
+"""Maximum bytes of a request that `require_host_memory` grants without reading the free memory."""
 
 
 def available_host_bytes() -> int | None:
@@ -293,7 +293,7 @@ def resident_bytes() -> int:
         return 1 << 62
 
 
-def require_memory(nbytes: int, where: str, remedy: str) -> None:
+def require_host_memory(nbytes: int, where: str, remedy: str) -> None:
     """Raise a MemoryError if the host has fewer free bytes: the system would grant them and kill the process later."""
     if nbytes > _UNCHECKED_BYTES:
         _require_free(nbytes, available_host_bytes(), where, remedy, _HOST_MEMORY)
@@ -311,7 +311,7 @@ def _format_bytes(nbytes: int) -> str:
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 24 else f"{nbytes:,} bytes"
 
 
-def make_stream_lock(device: torch.device) -> Any:
+def make_stream_lock(device: torch.device) -> AbstractContextManager[None]:
     """Return a re-entrant lock that also orders the work of its holders on a CUDA device.
 
     A holder on another stream makes its stream wait for the stream of the last holder; the host does not wait. During

@@ -36,9 +36,11 @@ class SharedAddress:
     @property
     def memory(self) -> Memory:
         """Memory at this address, for a buffer in another process."""
-        return Memory(torch.device("cpu"), allocator=self.open, free_bytes=lambda: None, name="Memory.shared()")
+        return Memory(
+            torch.device("cpu"), allocator=self.open_allocator, free_bytes=lambda: None, name="Memory.shared()"
+        )
 
-    def open(self, owner: Any) -> SharedAllocator:
+    def open_allocator(self, owner: Any) -> SharedAllocator:
         """Return an allocator for a buffer in this process; raise if its settings differ."""
         _require_platform_support()
         allocator = SharedAllocator(self)
@@ -98,7 +100,7 @@ def _require_platform_support() -> None:
 
 
 def _open_foreign_file(address: SharedAddress, name: str) -> int:
-    """Open a file of another process, and verify its name: another process may have got the process number since."""
+    """Open a file of another process, and verify its name: if that process ended, its id may belong to a new one."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -23,7 +23,7 @@ import torch
 import relive as rl
 from relive.inspector.saved import verify
 from relive.schema.fields import parse_path
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import save_old_checkpoint
 from tests.faults.checkpoint.forgery import (
@@ -588,4 +588,4 @@ def test_the_state_of_another_buffer_is_refused_and_changes_nothing(name: str) -
 
 def test_a_path_without_names_is_corrupt() -> None:
     with pytest.raises(rl.CorruptCheckpoint, match="expected at least one name"):
-        parse_path(Node("values.rows.attached", []))
+        parse_path(JsonNode("values.rows.attached", []))

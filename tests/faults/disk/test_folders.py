@@ -19,7 +19,7 @@ import relive as rl
 from relive.cli import main
 from relive.inspector.saved import peek
 from relive.storage.disk import read_newest_commit
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.faults.disk.writer import Layout, Life, Story, verify, write
 from tests.faults.processes import apart
 from tests.tiers import select
@@ -295,14 +295,14 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Pat
 
 def fail_reads_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make reads of a file fail."""
-    whole = Files.open
+    whole = FileOperations.open
 
-    def fail(files: Files, wanted: str) -> int:
+    def fail(files: FileOperations, wanted: str) -> int:
         if wanted == name:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return whole(files, wanted)
 
-    monkeypatch.setattr(Files, "open", fail)
+    monkeypatch.setattr(FileOperations, "open", fail)
 
 
 def test_an_unreadable_commit_does_not_count_as_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +351,7 @@ def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
             patch.undo()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        patch.setattr(Files, operation, fail)
+        patch.setattr(FileOperations, operation, fail)
         with pytest.raises((OSError, rl.CheckpointError)):
             replay.load_state_dict(state)
     replay.close()
@@ -366,7 +366,7 @@ def test_a_disk_that_fails_at_a_commit_raises(tmp_path: Path, operation: str, mo
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"relive.storage.files.Files.{operation}", fail)
+        patch.setattr(f"relive.storage.files.FileOperations.{operation}", fail)
         with pytest.raises(rl.CheckpointError, match="Input/output error"):
             replay.commit()
     verify(replay, story, lives)

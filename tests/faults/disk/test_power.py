@@ -13,7 +13,7 @@ import pytest
 
 import relive as rl
 from relive.replay.ring import MAX_ROWS_PER_STEP
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
 from tests.tiers import select
@@ -37,7 +37,7 @@ class Machine:
         paths: dict[int, Path] = {}
         machine = self
 
-        class Watched(Files):
+        class Watched(FileOperations):
             def create_for_update(self, name: str) -> int:
                 file = super().create_for_update(name)
                 paths[file] = self.root / name
@@ -63,7 +63,7 @@ class Machine:
                 machine.count()
                 super().overwrite(file, data)
 
-        monkeypatch.setattr("relive.storage.disk.Files", Watched)
+        monkeypatch.setattr("relive.storage.disk.FileOperations", Watched)
 
     def count(self) -> None:
         self.left -= 1

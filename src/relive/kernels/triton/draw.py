@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, Launch
-from relive.kernels.triton.rings import TRANSITION, Rings, get_newest, get_slot
+from relive.kernels.triton.launching import SIZES, BoundKernel
+from relive.kernels.triton.rings import TRANSITION, Rings, get_newest_row, get_slot
 from relive.kernels.triton.stream import (
     CELL,
     MAX_DRAWS,
@@ -60,7 +60,7 @@ def draw_rows_kernel(
     key, call = tl.load(stream), load_draw_counts(stream, position, valid)
     bits, candidate = draw_random_pair(key, call, position, 0)
     env = _choose_env(count, totals, num_envs, bits, GROUP, GROUPS)
-    newest = get_newest(head, is_open, env, valid)
+    newest = get_newest_row(head, is_open, env, valid)
     oldest = tl.maximum(tl.load(floor + env, valid, other=0), newest - num_sampleable + 1)
     window = tl.maximum(newest - oldest + 1, 1)
     oldest = tl.maximum(oldest, 0)
@@ -81,14 +81,14 @@ def draw_rows_kernel(
     increment_draw_counts(stream, position, call, valid)
 
 
-def group_size(num_envs: int) -> int:
+def envs_per_group(num_envs: int) -> int:
     """Return the number of environments per group, about equal to the number of groups."""
     return triton.next_power_of_2(math.isqrt(max(num_envs - 1, 0)) + 1)
 
 
 def sum_counts_by_group(count: torch.Tensor) -> torch.Tensor:
     """Sum the counts of all environments by groups."""
-    size = group_size(len(count))
+    size = envs_per_group(len(count))
     groups = triton.next_power_of_2(triton.cdiv(len(count), size))
     return torch.nn.functional.pad(count, (0, groups * size - len(count))).view(groups, size).sum(1)
 
@@ -98,17 +98,17 @@ class RowDrawer:
 
     def __init__(self, rings: Rings, totals: torch.Tensor) -> None:
         state = rings.kind, rings.head, rings.open, rings.floor, rings.count, totals
-        self._launch = Launch(
+        self._launch = BoundKernel(
             draw_rows_kernel, (*state, rings.slots, rings.num_envs, rings.num_sampleable),
-            GROUP=group_size(rings.num_envs), GROUPS=len(totals), num_warps=4 if rings.num_envs <= 4096 else 16,
+            GROUP=envs_per_group(rings.num_envs), GROUPS=len(totals), num_warps=4 if rings.num_envs <= 4096 else 16,
         )  # fmt: skip
 
-    def draw(self, stream: torch.Tensor, rows: int) -> torch.Tensor:
-        """Draw flat slots of transitions [rows], uniformly with replacement. An empty ring gives arbitrary slots."""
-        out = torch.empty(rows, dtype=torch.int64, device=stream.device)
-        for start in range(0, rows, MAX_DRAWS):
-            part = out if rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]
-            count = min(rows - start, MAX_DRAWS)
+    def draw(self, stream: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Draw flat slots of transitions [num_rows], uniformly with replacement; arbitrary ones of an empty ring."""
+        out = torch.empty(num_rows, dtype=torch.int64, device=stream.device)
+        for start in range(0, num_rows, MAX_DRAWS):
+            part = out if num_rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]
+            count = min(num_rows - start, MAX_DRAWS)
             block, programs = split_draws_into_programs(count, BLOCK)
             self._launch(stream, (programs, 1, 1), part, count, stream, BLOCK=block)
         return out

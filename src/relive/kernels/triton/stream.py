@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from relive.errors import verify
-from relive.kernels.triton.launching import SIZES, blocks, launch
+from relive.kernels.triton.launching import SIZES, launch, split_into_programs
 from relive.rng import Randomness
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def draw_uniform(stream: torch.Tensor, count: int) -> torch.Tensor:
 
 def split_draws_into_programs(count: int, per_program: int) -> tuple[int, int]:
     """Return the number of positions per program, which are whole cells, and the number of programs."""
-    block = max(blocks(count, per_program)[0], CELL.value)
+    block = max(split_into_programs(count, per_program)[0], CELL.value)
     return block, -(-count // block)
 
 
@@ -116,11 +116,11 @@ class DeviceStream(Randomness):
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved stream, also from another device. Reset this stream if no Philox counters were saved."""
         super().load_state(saved)
-        if saved.spec("philox") is None:
+        if saved.find_spec("philox") is None:
             self._reset()
             return
         # Older checkpoints have one counter for all positions.
-        has_one_counter = saved.spec("philox") == (torch.int64, (2,))
+        has_one_counter = saved.find_spec("philox") == (torch.int64, (2,))
         numbers = saved.read_array("philox", (2 if has_one_counter else 1 + CELLS,), torch.int64)
         if bool((numbers < 0).any()):
             raise saved.array_node("philox", numbers.tolist()).error("a key and numbers of draws, all at least 0")
