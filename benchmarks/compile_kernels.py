@@ -133,21 +133,21 @@ def _set_leaves() -> None:
 
 def variants() -> list[Variant]:
     """Return every variant that the calls launch, without launching it."""
-    from relive.kernels.triton.launching import Launch
+    from relive.kernels.triton.launching import BoundKernel
 
     result: dict[Any, Variant] = {}
     current = "probe"
 
     def record(launch: Any, near: torch.Tensor, grid: Any, *arguments: Any, **varying: Any) -> None:
         kernel = launch._kernel
-        types = tuple(map(_get_type, (*launch.as_words(arguments), *launch._fixed)))
+        types = tuple(map(_get_type, (*launch.view_arguments_as_words(arguments), *launch._fixed)))
         settings = launch._constants | varying
         constants = {name: settings[name] for name in kernel.arg_names if name in settings}
         options = {name: value for name, value in settings.items() if name not in constants}
         key = kernel.__name__, types, *constants.items()
         result.setdefault(key, Variant(kernel, current, types, constants, options))
 
-    with patch.object(Launch, "__call__", record), rl.kernels.force("triton"):
+    with patch.object(BoundKernel, "__call__", record), rl.kernels.force("triton"):
         for current, call in calls().items():  # noqa: B007 (`record` reads it)
             call()
     return list(result.values())

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from relive.storage.allocator import available_bytes
+from relive.storage.allocator import available_host_bytes
 from relive_conformance.adapters import Adapter, NotOffered, RolloutShape
 
 from . import on_policy, replay
@@ -105,7 +105,7 @@ class FullBuffers:
 
     def _fill(self, peer: Adapter) -> Contestant:
         shape = self._data.shape
-        free = available_bytes()
+        free = available_host_bytes()
         if free is not None and 2 * shape.capacity * BYTES_PER_ROW > free:
             refuse(f"{shape.capacity * BYTES_PER_ROW / 2**30:.1f} GiB are too much for this machine now")
         make = peer.prioritized if self._operation == "prioritized" else peer.replay

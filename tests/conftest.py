@@ -29,11 +29,11 @@ settings.load_profile("relive")
 @contextmanager
 def without_exchange() -> Iterator[None]:
     """Simulate a torch without DLPack's C exchange API (before 2.10), where DLPack's capsules exchange tensors."""
-    kernels.native().set_exchange(False)
+    kernels.native_core().set_exchange(False)
     try:
         yield
     finally:
-        kernels.native().set_exchange(True)
+        kernels.native_core().set_exchange(True)
 
 
 BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": without_exchange}
@@ -102,7 +102,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def running(backend: str) -> AbstractContextManager[None]:
     """Context manager that selects a backend; skips the test if the backend is missing."""
-    if backend != "torch" and kernels.native() is None:
+    if backend != "torch" and kernels.native_core() is None:
         pytest.skip("this install has no native core (no compiler)")
     return BACKENDS[backend]()
 

@@ -209,7 +209,7 @@ def disk_memory(root: Path, sampler: Any) -> rl.ReplayBuffer:
     return replay
 
 
-@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="disk memory needs the native core")
+@pytest.mark.skipif(not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="disk memory needs the native core")
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize(
     "sampler",
@@ -237,7 +237,7 @@ def test_inspect_reads_disk_memory_without_changing_it(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="disk memory needs the native core")
+@pytest.mark.skipif(not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="disk memory needs the native core")
 def test_inspecting_disk_memory_in_use_exits_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with disk_memory(tmp_path, rl.Uniform()) as replay:
         assert main(["inspect", str(tmp_path)]) == 1

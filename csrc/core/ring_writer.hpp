@@ -185,8 +185,8 @@ private:
         return true;
     }
 
-    // Return the first leaf whose stack is not its newest frame plus padding, as required at the start of an episode;
-    // or -1.
+    // At the start of an episode, all frames of a stack except the newest one must be padding. Return the first leaf
+    // that breaks this rule, or -1.
     int64_t find_unpadded(int64_t i) const {
         std::vector<char> newest, padded;
         for (size_t o = 0; o < memory_.obs_leaves.size(); ++o) {

@@ -26,12 +26,12 @@ from relive.rng import Randomness
 from relive.rollout.batching import read_epochs
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.assembly import (
-    assembler,
+    assemble_field,
     check_batch_size,
     check_destination,
     check_targets,
-    field_value,
     import_tensordict,
+    make_assembler,
     memory_range,
     to_device,
 )
@@ -42,18 +42,18 @@ from relive.schema.fields import (
     Field,
     Schema,
     Tree,
-    declare,
     declare_caller_fields,
+    declare_fields,
     narrow_dtype,
     parse_declaration,
     parse_device,
-    refuse_mutable,
-    refuse_reserved,
+    refuse_mutable_leaves,
+    refuse_reserved_names,
 )
 from relive.schema.invariants import verify_elements, verify_layout
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.storage import Memory
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 _MAX_ROUNDS = 1 << 24
 _RESERVED_NAMES = ("obs", "action", "index", "round", "self")
@@ -103,7 +103,7 @@ class DistillationBuffer(StateDictMixin):
         seed: int | None = None,
     ) -> None:  # fmt: skip
         self.capacity = check_positive_int("capacity", capacity)
-        refuse_reserved(extra or {}, _RESERVED_NAMES)
+        refuse_reserved_names(extra or {}, _RESERVED_NAMES)
         trees = {"obs": declare_caller_fields("obs", obs)}
         if action is not None:
             trees["action"] = declare_caller_fields("action", action)
@@ -113,7 +113,7 @@ class DistillationBuffer(StateDictMixin):
         # The device of a tensor includes its index: "cuda" becomes "cuda:0".
         self.device = torch.empty(0, device=self._memory.device).device
         self._schema = Schema(trees)
-        refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
+        refuse_mutable_leaves(self._schema, trees, "a field that is added once", "Declare a plain field.")
         self._columns: tuple[torch.Tensor, ...] = ()
         """A tensor [capacity, …] per leaf; empty before the fields are known."""
         self._ring = HostRing(self.capacity)
@@ -130,11 +130,11 @@ class DistillationBuffer(StateDictMixin):
 
     def _allocate_columns(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
-        self._memory.require(self.capacity * sum(sizes))
+        self._memory.require_free_bytes(self.capacity * sum(sizes))
         columns = tuple(self._allocator.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
         self._reader = make_reader(columns, 1, self.capacity)
         self._paths = (*schema.paths, ("index",), ("round",))
-        self._build = assembler(self._paths)
+        self._build = make_assembler(self._paths)
         self._schema, self._columns = schema, columns
 
     def add(self, obs: Any, action: Any, **extra: Any) -> None:
@@ -181,10 +181,10 @@ class DistillationBuffer(StateDictMixin):
 
     def _extend_schema(self, action: Any, extra: Mapping[str, Any], leading_shape: tuple[int, ...]) -> Schema:
         """Return the schema with undeclared fields added, in the shapes and dtypes of their first values."""
-        refuse_reserved(extra, _RESERVED_NAMES)
+        refuse_reserved_names(extra, _RESERVED_NAMES)
         declared, values = self._schema.trees, {"action": action, **extra}
         new_trees = {
-            name: declare(name, _infer_declaration(name, value, leading_shape, self.device))
+            name: declare_fields(name, _infer_declaration(name, value, leading_shape, self.device))
             for name, value in values.items()
             if name not in declared
         }
@@ -253,7 +253,7 @@ class DistillationBuffer(StateDictMixin):
         return save(self, path, keep=keep)
 
     @classmethod
-    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
+    def from_config(cls, config: JsonNode, saved: SnapshotReader, **changes: Any) -> DistillationBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
         trees = {name: parse_declaration(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
@@ -337,7 +337,7 @@ class DistillationBuffer(StateDictMixin):
                 ).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
             ]  # fmt: skip
-            return field_value(schema, "action", leaves, torch.Size(leading_shape))
+            return assemble_field(schema, "action", leaves, torch.Size(leading_shape))
 
     def sample(
         self, batch_size: int, *, recent: Recent = None, device: torch.device | str | None = None,

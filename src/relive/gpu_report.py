@@ -561,9 +561,9 @@ def time_priority_trees(target: CheckedDevice) -> Calls:
         leaves = torch.randint(rows, (count,), device=target.device)
         values = torch.rand(count, device=target.device)
         yield f"update of {count} of {rows:,}", partial(tree.set_priorities, leaves, values, 0.6, 1e-6), 0
-        yield f"draw of {count} of {rows:,}", partial(tree.draw_weighted, count, stream, 0.4, by_smallest=False), 0
+        yield f"draw of {count} of {rows:,}", partial(tree.draw_weighted, count, stream, 0.4, by_global_min=False), 0
     yield f"rebuild of {rows:,}", tree.rebuild, 24 * rows
-    error = tree.check()
+    error = tree.max_sum_error()
     require(error <= 1e-9, f"sums of the tree are wrong by {error:.1e}")
 
 

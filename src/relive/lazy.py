@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["Handle", "Node", "Sampler", "TensorDict", "TensorDictBase"]
+__all__ = ["Handle", "JsonNode", "Sampler", "TensorDict", "TensorDictBase"]
 
 if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
     from relive.concurrent.processes import Handle
     from relive.replay.samplers import Sampler
-    from relive.storage.codec import Node
+    from relive.storage.codec import JsonNode
 else:
     _MODULES = {
         "TensorDict": "tensordict",
         "TensorDictBase": "tensordict",
         "Handle": "relive.concurrent.processes",
-        "Node": "relive.storage.codec",
+        "JsonNode": "relive.storage.codec",
         "Sampler": "relive.replay.samplers",
     }
 

@@ -64,7 +64,7 @@ class ClosedLock:
 class GuardedLock:
     """Re-entrant lock that calls `guard` when it is acquired.
 
-    Python version of `kernels.guarded_lock`; a signal can interrupt its methods, but not the methods of the native
+    Python version of `kernels.make_guarded_lock`; a signal can interrupt its methods, but not the methods of the native
     lock.
     """
 

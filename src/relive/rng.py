@@ -12,7 +12,7 @@ from relive.errors import SchemaError, explain, verify
 
 if TYPE_CHECKING:
     from relive.checkpoint.snapshot import SnapshotReader
-    from relive.storage.codec import Node
+    from relive.storage.codec import JsonNode
 
 _MAX_STATE_BYTES = 1 << 20
 """Maximum bytes of a saved state."""
@@ -56,7 +56,7 @@ class Randomness:
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved position. On another device than before, the stream of that device starts anew."""
-        node, arrays = saved.values, saved.tensors(_MAX_STATE_BYTES)
+        node, arrays = saved.values, saved.read_all_arrays(_MAX_STATE_BYTES)
         bits: Any = {
             "bit_generator": "PCG64DXSM",
             "state": {name: _read_big_integer(node.entry(name)) for name in ("state", "inc")},
@@ -135,7 +135,7 @@ class Randomness:
         return self._devices[device]
 
 
-def _read_big_integer(node: Node) -> int:
+def _read_big_integer(node: JsonNode) -> int:
     """Read an integer of at most 128 bits in decimal digits."""
     digits = node.value
     is_number = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) <= 39

@@ -293,7 +293,7 @@ def test_corruption_of_a_sampler_is_detected(backend: str, name: str) -> None:
     assert_detected(make_replay(sampler=sampler), corrupt, message)
 
 
-@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+@pytest.mark.skipif(kernels.native_core() is None, reason="this install has no native core (no compiler)")
 def test_a_wrong_cached_smallest_priority_is_detected() -> None:
     replay = make_replay(sampler=rl.Prioritized(normalize="global", alpha=1.0, eps=0.0))
     replay.sample(2)

@@ -107,7 +107,7 @@ def test_norms_of_a_copy_are_found_by_field_and_by_path(way: Callable[[Any], Any
         copied.norm["reward"]
 
 
-@pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="needs Linux and the native core")
+@pytest.mark.skipif(kernels.native_core() is None or sys.platform != "linux", reason="needs Linux and the native core")
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
 def test_shared_and_disk_memory_are_not_copied(way: Callable[[Any], Any], tmp_path: Path) -> None:
     for memory, remedy in ((rl.Memory.shared(), r"handle\(\)"), (rl.Memory.disk(tmp_path / "memory"), r"save\(\)")):

@@ -88,7 +88,7 @@ def test_samplers_views_and_helpers_do_the_same_under_any_default_device(
 def test_disk_and_shared_memory_are_on_the_host_under_any_default_device(
     default_device: Callable[[str | None], None], tmp_path: Path
 ) -> None:
-    if rl.kernels.native() is None:
+    if rl.kernels.native_core() is None:
         pytest.skip("this install has no native core (no compiler)")
     default_device("meta")
     for memory in (rl.Memory.disk(tmp_path / "disk"), rl.Memory.shared()):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 
 AGENTS: dict[str, Any] = {"fox": (), "hare": ()}
 
@@ -53,7 +53,7 @@ def test_reading_a_missing_field_names_the_remedy() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="disk memory")
 def test_a_full_disk_is_refused_at_construction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Files, "free_bytes", lambda self: 1000)
+    monkeypatch.setattr(FileOperations, "free_bytes", lambda self: 1000)
     expected = "capacity: expected at most 1,000 bytes, the free space of the disk of .*disk, got"
     with pytest.raises(MemoryError, match=expected):
         rl.ReplayBuffer(1000, 4, 1, device=rl.Memory.disk(tmp_path / "disk"))

@@ -239,7 +239,7 @@ class TestNumbers:
         assert [bool(x) for x in (stored[0].isinf(), stored[1].isnan(), stored[2].isfinite())] == [True] * 3
 
     def test_devices_count_numbers_that_overflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(conversion, "_is_host", lambda tensor: False)
+        monkeypatch.setattr(conversion, "_is_on_host", lambda tensor: False)
         with rl.kernels.force_torch():
             replay, rollout = rl.ReplayBuffer(8, 1, ()), rl.RolloutBuffer(8, None, 1, ())
             wide = torch.full((1,), 1e39, dtype=torch.float64)

@@ -51,7 +51,7 @@ def make_replay(sampler: Any, **options: Any) -> rl.ReplayBuffer:
 def step(buffer: rl.ReplayBuffer, t: int) -> None:
     x = np.stack([np.full(2, 10.0 * e + t) for e in range(N)]).astype(np.float32)
     obs: dict[str, Any] = {"x": x}
-    if buffer._schema.deepest_stack > 1:
+    if buffer._schema.max_stack_frames > 1:
         obs["frames"] = np.full((N, 1, 2), 5, np.uint8)
     nexts = {name: leaf.copy() for name, leaf in obs.items()} | {"x": x + 1}
     ends, tag = np.array([t == 3, t == 5]), np.full(N, t, np.int32)
@@ -128,10 +128,12 @@ def save_and_checksum(kind: str, root: Path) -> dict[str, str]:
 def replace_random_ids(patch: Callable[[Any, str, Any], None]) -> None:
     """Replace random ids by constants."""
     patch(secrets, "token_hex", lambda count: "5e" * count)
-    patch(disk, "boot_id", lambda: "the machine that wrote the checksums")
+    patch(disk, "read_boot_id", lambda: "the machine that wrote the checksums")
 
 
-@pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="draws of the native core, disk memory")
+@pytest.mark.skipif(
+    kernels.native_core() is None or sys.platform != "linux", reason="draws of the native core, disk memory"
+)
 @pytest.mark.parametrize("kind", SAVED)
 def test_a_save_writes_the_bytes_of_format_1(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_random_ids(monkeypatch.setattr)

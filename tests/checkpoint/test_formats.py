@@ -17,7 +17,7 @@ from relive.storage import codec
 
 GOLDEN = Path(__file__).parent / "golden"
 NEEDS_DISK = pytest.mark.skipif(
-    kernels.native() is None or sys.platform != "linux", reason="disk memory needs Linux and the native core"
+    kernels.native_core() is None or sys.platform != "linux", reason="disk memory needs Linux and the native core"
 )
 
 
@@ -56,7 +56,7 @@ def change_format(root: Path, golden: str, files: str, version: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_carry_of_every_few_steps_is_refused_with_a_sentence(steps: int) -> None:
     """Settings that format 1 could contain before the first release."""
-    node: Any = codec.Node("obs", ["carry", [3], "float32", steps])
+    node: Any = codec.JsonNode("obs", ["carry", [3], "float32", steps])
     if steps == 1:
         assert parse_declaration(node) == rl.Carry(3)
         return

@@ -37,7 +37,7 @@ FOLDERS = [
 @pytest.mark.parametrize(("written", "kind"), FOLDERS)
 def test_a_folder_of_format_1_is_read_as_it_was_written(written: str, kind: str, tmp_path: Path) -> None:
     expected = json.loads((GOLDEN / written / "replies.json").read_text())
-    if written.startswith("disk") and (kernels.native() is None or sys.platform != "linux"):
+    if written.startswith("disk") and (kernels.native_core() is None or sys.platform != "linux"):
         pytest.skip("disk memory needs Linux and the native core")
     assert _same(_replies(GOLDEN / written / _folder(kind), _subject(kind), tmp_path), expected[kind])
 
@@ -161,7 +161,7 @@ def _disk_memory(kind: str) -> None:
 if __name__ == "__main__":
     import tempfile
 
-    disk.boot_id = lambda: "the machine that wrote the golden folders"
+    disk.read_boot_id = lambda: "the machine that wrote the golden folders"
     with tempfile.TemporaryDirectory() as folder:
         _write(CHECKPOINTS, _checkpoint, list(KINDS), Path(folder))
         _write(DISK, _disk_memory, [kind for written, kind in FOLDERS if written == "disk-1"], Path(folder))

@@ -18,7 +18,7 @@ import relive as rl
 from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
 from relive.inspector.saved import verify
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 
 ANOTHER = r"save to .*: checkpoints of another buffer are there, and stay"
@@ -170,7 +170,7 @@ def test_a_manifest_that_the_disk_does_not_give_may_have_continued_the_lineage(t
         replay.save(tmp_path)
     newest = tmp_path / "manifests" / "00000002.json"
 
-    class Refusing(Files):
+    class Refusing(FileOperations):
         def read(self, file: int, count: int) -> bytes:
             if os.path.samestat(os.fstat(file), newest.stat()):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_the_disk_did_not_give_to_a_load_is_not_removed(folder
     replay.save(tmp_path)
     (newest,) = (tmp_path / folder).glob("00000002*")
 
-    class Refusing(Files):
+    class Refusing(FileOperations):
         def open(self, name: str) -> int:
             if name == f"{folder}/{newest.name}":
                 raise OSError(errno.EIO, os.strerror(errno.EIO))

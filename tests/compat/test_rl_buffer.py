@@ -650,7 +650,7 @@ class TestSumTree:
         assert (tree.total_priority, tree.data_pointer) == (0.0, 0)
 
 
-@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="needs Linux and a compiler")
 class TestSharing:
     def make(self, **options: Any) -> rl_buffer.SharedReplayBuffer:
         options = {"is_main_process": True, "seed": 0, **options}

@@ -276,7 +276,7 @@ def draw_from(buffer: Any, answers: Any) -> None:
     answers.put(buffer.get(2).rewards.tolist())
 
 
-@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="needs Linux and a compiler")
 class TestShared:
     def pair(self, **options: Any) -> tuple[SharedReplayBuffer, SharedReplayBuffer]:
         main = SharedReplayBuffer(3, N, (3,), (1,), StatsTracker(N), True, seed=0, **options)

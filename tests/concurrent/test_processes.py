@@ -24,7 +24,9 @@ from relive.replay.native_backend import NativeReader
 from relive.storage.shared import SharedAddress
 from tests.tiers import select
 
-pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+pytestmark = pytest.mark.skipif(
+    not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="needs Linux and a compiler"
+)
 
 
 def shared(capacity: int = 12, **options: Any) -> rl.ReplayBuffer:

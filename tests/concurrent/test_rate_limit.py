@@ -91,7 +91,7 @@ def _adding(handle: Handle) -> None:
         limit.add(np.array([[t]]), [0.0], [0.0], [False], [False], np.array([[t + 1]]))
 
 
-@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="needs Linux and a compiler")
 def test_processes_keep_the_ratio() -> None:
     replay = rl.ReplayBuffer(1000, 1, (), num_envs=1, device=rl.Memory.shared(), seed=0)
     limit = rl.RateLimit(replay, samples_per_insert=4, min_size=10, tolerance=100, timeout=60)
@@ -184,7 +184,7 @@ def _waiting(handle: Handle, ready: Any, answers: Any) -> None:
         answers.put(str(error))
 
 
-@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="needs Linux and a compiler")
 def test_processes_that_wait_return_at_once_after_close() -> None:
     replay = rl.ReplayBuffer(1000, 1, (), num_envs=1, device=rl.Memory.shared(), seed=0)
     limit = rl.RateLimit(replay, samples_per_insert=1, min_size=1, tolerance=2)

@@ -18,7 +18,7 @@ from relive.distributed import Checkpoint, ReplayService
 from relive.distributed.protocol import Ack, Push
 from relive.distributed.shard import Shard
 from relive.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.distributed.local import (
     DIES_AFTER,
     DIES_BEFORE,
@@ -68,8 +68,8 @@ def stored(calls: LocalCalls) -> dict[int, list[int]]:
 @pytest.fixture(autouse=True)
 def no_power_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip syncs to the disk, because only processes die."""
-    monkeypatch.setattr(Files, "sync", lambda *_: None)
-    monkeypatch.setattr(Files, "sync_folder", lambda *_: None)
+    monkeypatch.setattr(FileOperations, "sync", lambda *_: None)
+    monkeypatch.setattr(FileOperations, "sync_folder", lambda *_: None)
     monkeypatch.setattr("relive.distributed.client._RETRY_PAUSE", 0.0)
 
 

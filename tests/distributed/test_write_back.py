@@ -27,7 +27,7 @@ def filled(**changes: Any) -> tuple[ReplayService, LocalCalls]:
 @pytest.fixture(params=["calls", "in place"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether clients read shards in place or by calls."""
-    if request.param == "in place" and not hasattr(rl.kernels.native(), "ProcessLock"):
+    if request.param == "in place" and not hasattr(rl.kernels.native_core(), "ProcessLock"):
         pytest.skip("needs Linux and a compiler")
     monkeypatch.setattr(LocalCalls, "near", request.param == "in place")
 

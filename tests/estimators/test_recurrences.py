@@ -78,7 +78,7 @@ def test_every_width_matches_one_column_at_a_time(name: str, dtype: torch.dtype,
 @every_estimator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_instruction_set_gives_the_same_numbers(name: str, dtype: torch.dtype) -> None:
-    native = kernels.native()
+    native = kernels.native_core()
     if native is None or not native.set_avx2(True):
         pytest.skip("this machine has one instruction set")
     for width in (1, 2, 3, 4, 7, 9, 33, 513):
@@ -98,7 +98,7 @@ def test_every_instruction_set_gives_the_same_numbers(name: str, dtype: torch.dt
 @every_estimator
 @pytest.mark.parametrize("layout", ["contiguous", "env-major", "strided"])
 def test_the_native_core_takes_any_strides_without_a_copy(name: str, layout: str) -> None:
-    native = kernels.native()
+    native = kernels.native_core()
     if native is None:
         pytest.skip("this install has no native core (no compiler)")
     tensors = {k: None if x is None else laid_out(x, layout) for k, x in sample(6, 11).items()}

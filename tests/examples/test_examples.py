@@ -171,7 +171,7 @@ def run_in_new_process(script: str, *arguments: object, **environment: str) -> s
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="needs Linux and a compiler")
 def test_async_sac_runs_in_two_processes(tmp_path: Path) -> None:
     picture = tmp_path / "async_sac.png"
     output = run_in_new_process("async_sac.py", "--total-steps", 700, "--plot", picture)

@@ -74,7 +74,7 @@ def _memory(thing: Any) -> bytes:
     if isinstance(thing, torch.Generator):
         return thing.get_state().numpy().tobytes()
     if hasattr(thing, "leaves_view"):  # a priority tree of the native core
-        return repr((float(thing.total()), float(thing.check()))).encode()
+        return repr((float(thing.total_priority()), float(thing.max_sum_error()))).encode()
     return b""
 
 

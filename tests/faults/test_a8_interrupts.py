@@ -464,7 +464,7 @@ def interrupt_other_buffers(folder: Path, place: str, max_points: int, seed: int
 
 
 def require_place(place: str) -> None:
-    if place in ("shared", "disk") and not hasattr(rl.kernels.native(), "ProcessLock"):
+    if place in ("shared", "disk") and not hasattr(rl.kernels.native_core(), "ProcessLock"):
         pytest.skip("needs Linux and a compiler")
 
 
@@ -615,7 +615,7 @@ def test_incomplete_torch_operations_are_detected(tmp_path: Path, monkeypatch: p
 
 def test_a_lock_in_python_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_place("disk")
-    monkeypatch.setattr(rl.kernels, "guarded_lock", locking.GuardedLock)
+    monkeypatch.setattr(rl.kernels, "make_guarded_lock", locking.GuardedLock)
     monkeypatch.setattr("tests.faults.test_a8_interrupts.PATIENCE", 0.2)
     assert "the lock is held" in failure_of_variant(tmp_path, "disk")
 

@@ -20,7 +20,7 @@ import relive as rl
 from relive import kernels
 from relive.checkpoint import saving
 from relive.kernels import priority
-from relive.kernels.priority import PriorityTree, priority_tree
+from relive.kernels.priority import PriorityTree, make_priority_tree
 from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import Ring
 from relive.rollout.storage import Storage as RolloutStorage
@@ -64,7 +64,7 @@ def test_a_tree_of_float32_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
         tree._normal[blocks] = (tree._blocks[blocks].float() * priority._NORMAL).sum(1).double()
 
     with rl.kernels.force_torch():
-        tree: PriorityTree = priority_tree(1 << 17, CPU)
+        tree: PriorityTree = make_priority_tree(1 << 17, CPU)
     monkeypatch.setattr(type(tree), "_recompute_sums", narrow)
     monkeypatch.setattr(type(tree), "rebuild", lambda tree: narrow(tree, torch.arange(len(tree._blocks))))
     assert numbers.drift(tree, 100_000) > 1e-9

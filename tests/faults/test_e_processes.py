@@ -26,7 +26,9 @@ PATIENCE = 120.0
 """Seconds that a replaced writer has for its first step on a busy machine."""
 STALL = 5_000_000
 """Longest permitted wait for a killed process, in microseconds."""
-pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+pytestmark = pytest.mark.skipif(
+    not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="needs Linux and a compiler"
+)
 
 
 def shared(width: int, sampler: Any) -> rl.ReplayBuffer:

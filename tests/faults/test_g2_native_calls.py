@@ -12,7 +12,7 @@ import pytest
 from relive import kernels
 from tests.totals import SEED, tell, trials
 
-pytestmark = pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+pytestmark = pytest.mark.skipif(kernels.native_core() is None, reason="this install has no native core (no compiler)")
 
 
 def called(folder: Path, first: int, count: int) -> int:

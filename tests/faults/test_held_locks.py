@@ -19,7 +19,7 @@ import pytest
 import relive as rl
 from relive import locking
 from relive.inspector.saved import verify
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.checkpoint.traffic import digest, equal, fingerprint
 from tests.faults.checkpoint.disk import save_old_checkpoint
 from tests.faults.processes import CONTEXT, apart
@@ -44,7 +44,7 @@ def stopped(hold: Any, argument: Any) -> Iterator[None]:
 
 
 def hold_folder(root: Path, told: Any) -> None:
-    with Files(root).hold_lock(exclusive=True):
+    with FileOperations(root).hold_lock(exclusive=True):
         told.send("taken")
         time.sleep(600)
 
@@ -121,10 +121,10 @@ def test_calls_time_out_on_a_shared_buffer_locked_by_a_stopped_process() -> None
 # Too many open files
 
 
-def failing(number: int, folder: str) -> type[Files]:
-    """Return `Files` that cannot open the files of the newest checkpoint."""
+def failing(number: int, folder: str) -> type[FileOperations]:
+    """Return `FileOperations` that cannot open the files of the newest checkpoint."""
 
-    class Failing(Files):
+    class Failing(FileOperations):
         def open(self, name: str) -> int:
             if name.startswith(f"{folder}/00000002"):
                 raise OSError(number, os.strerror(number))

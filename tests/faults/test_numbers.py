@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.kernels.priority import PriorityTree, priority_tree
+from relive.kernels.priority import PriorityTree, make_priority_tree
 from tests.faults.digest import digest
 from tests.tiers import select
 from tests.totals import tell
@@ -38,17 +38,17 @@ def drift(tree: PriorityTree, updates: int) -> float:
         priorities = 10 ** generator.uniform(-8, 8, batch)
         brute[leaves] = priorities
         tree.set(torch.from_numpy(leaves), torch.from_numpy(priorities))
-    errors = [abs(float(tree.total()) / math.fsum(brute) - 1)]
+    errors = [abs(float(tree.total_priority()) / math.fsum(brute) - 1)]
     large = np.flatnonzero(brute > 1e-4)
     tree.set(torch.from_numpy(large), torch.zeros(len(large), dtype=torch.float64))
     brute[large] = 0
-    return max(*errors, abs(float(tree.total()) / math.fsum(brute) - 1))
+    return max(*errors, abs(float(tree.total_priority()) / math.fsum(brute) - 1))
 
 
 @pytest.mark.promise("H")
 @pytest.mark.parametrize("updates", [10**6, pytest.param(10**7, marks=pytest.mark.long)])
 def test_the_tree_does_not_drift(backend: str, updates: int) -> None:
-    worst = drift(priority_tree(1 << 17, CPU), updates)
+    worst = drift(make_priority_tree(1 << 17, CPU), updates)
     tell(f"H: {updates} updates of the tree ({backend}), relative error {worst:.1e}")
     assert worst <= 1e-9
 

@@ -18,7 +18,9 @@ from tests.faults.processes import CONTEXT
 from tests.faults.rewriter import fill, make_buffer, torn_rows
 from tests.totals import SEED, tell, trials
 
-pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+pytestmark = pytest.mark.skipif(
+    not hasattr(rl.kernels.native_core(), "ProcessLock"), reason="needs Linux and a compiler"
+)
 
 
 def killed_while_writing(where: Any, counts: Path, seconds: float, *, careless: bool = False) -> tuple[int, int]:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from relive import kernels
 from relive.errors import SchemaError
-from relive.kernels.steps import Flattening
-from relive.schema.fields import Field, Schema, Tree, declare
+from relive.kernels.steps import StepFlattener
+from relive.schema.fields import Field, Schema, Tree, declare_fields
 
 NAMES = ("obs", "action", "reward")
-BACKENDS = ["native", "torch"] if kernels.native() is not None else ["torch"]
+BACKENDS = ["native", "torch"] if kernels.native_core() is not None else ["torch"]
 
 trees = st.recursive(
     st.just(Field()),
@@ -27,11 +27,11 @@ trees = st.recursive(
 )
 
 
-def make_flattening(schema: Schema, backend: str, positional: int) -> Flattening:
+def make_flattening(schema: Schema, backend: str, positional: int) -> StepFlattener:
     if backend == "native":
-        return Flattening(schema, schema.names[:positional], schema.names[positional:])
+        return StepFlattener(schema, schema.names[:positional], schema.names[positional:])
     with kernels.force("torch"):
-        return Flattening(schema, schema.names[:positional], schema.names[positional:])
+        return StepFlattener(schema, schema.names[:positional], schema.names[positional:])
 
 
 def draw_value(draw: st.DrawFn, tree: Tree) -> Any:
@@ -78,7 +78,7 @@ WRONG_VALUES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("value", "message"), WRONG_VALUES.values(), ids=WRONG_VALUES)
 def test_a_value_that_is_not_as_declared_is_explained(backend: str, value: Any, message: str) -> None:
-    schema = Schema({"obs": declare("obs", {"a": (), "b": (Field(), Field())})})
+    schema = Schema({"obs": declare_fields("obs", {"a": (), "b": (Field(), Field())})})
     with pytest.raises(SchemaError, match=message):
         make_flattening(schema, backend, 1)((value,), {})
 
@@ -96,13 +96,13 @@ def test_items_of_a_dict_subclass_are_read_by_its_methods(backend: str) -> None:
         def __getitem__(self, key: str) -> int:
             return 2 * super().__getitem__(key)
 
-    schema = Schema({"obs": declare("obs", {"a": (), "b": ()})})
+    schema = Schema({"obs": declare_fields("obs", {"a": (), "b": ()})})
     assert make_flattening(schema, backend, 1)((Doubled(a=1, b=2),), {}) == (2, 4)
 
 
-@pytest.mark.skipif(kernels.native() is None, reason="there is no native core")
+@pytest.mark.skipif(kernels.native_core() is None, reason="there is no native core")
 def test_plain_dicts_are_flattened_natively() -> None:
-    flattener = kernels.native().Flattener({"obs": {"a": None, "b": {"0": None, "1": None}}}, {"cost": None})
+    flattener = kernels.native_core().Flattener({"obs": {"a": None, "b": {"0": None, "1": None}}}, {"cost": None})
     assert flattener.flatten(({"b": (2, 3), "a": 1},), {"cost": 4}) == (1, 2, 3, 4)
     assert flattener.flatten((None,), {}) == (None, None, None, None)
     assert flattener.flatten(({"a": 1},), {}) is None

@@ -9,7 +9,7 @@ import pytest
 
 from relive import kernels
 
-native: Any = kernels.native()
+native: Any = kernels.native_core()
 pytestmark = pytest.mark.skipif(native is None, reason="there is no native core to read arrays")
 
 DTYPES = [np.dtype(letter) for letter in "?bBhHiIlLqQefdFD"]

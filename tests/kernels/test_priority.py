@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from relive import kernels
 from relive.kernels import priority
-from relive.kernels.priority import PriorityTree, importance_weights, priority_tree
+from relive.kernels.priority import PriorityTree, importance_weights, make_priority_tree
 from relive.rng import Randomness
 from tests.conftest import BACKENDS, running
 from tests.kernels.tree_histories import HUGE, TINY, History, check_history, histories
@@ -55,7 +55,7 @@ def is_triton() -> bool:
 
 def make_empty_tree(num_leaves: int) -> PriorityTree:
     if not is_triton():
-        return priority_tree(num_leaves, CPU)
+        return make_priority_tree(num_leaves, CPU)
     from relive.kernels.triton.priority_tree import TritonTree  # noqa: PLC0415 (needs Triton)
 
     return TritonTree(num_leaves, CPU)
@@ -135,24 +135,24 @@ class TestDrawing:
         statistic, freedom = chi_squared(tree, 1)
         assert statistic > freedom + 5 * math.sqrt(2 * freedom)
 
-    @pytest.mark.parametrize("by_smallest", [False, True])
-    def test_weights_come_with_the_leaves(self, by_smallest: bool) -> None:
+    @pytest.mark.parametrize("by_global_min", [False, True])
+    def test_weights_come_with_the_leaves(self, by_global_min: bool) -> None:
         priorities = np.random.default_rng(1).random(400) * (np.arange(400) % 3 > 0)
         tree = make_tree(priorities)
         for beta in (0.0, 0.4, 1.0):
-            result = tree.draw_weighted(70, make_random(4), beta, by_smallest)
+            result = tree.draw_weighted(70, make_random(4), beta, by_global_min)
             assert result is not None
             leaves, weights = result
             assert torch.equal(leaves, draw(tree, 70, seed=4))
             masses = tree.get(leaves)
-            smallest = float(tree.smallest()) if by_smallest else float(masses.min())
+            smallest = float(tree.smallest_priority()) if by_global_min else float(masses.min())
             assert torch.allclose(weights, importance_weights(masses, smallest, beta), rtol=1e-6, atol=0)
-            assert by_smallest or float(weights.max()) == 1
+            assert by_global_min or float(weights.max()) == 1
 
     def test_weights_of_tiny_and_huge_priorities_are_positive(self) -> None:
         tree = make_tree([TINY, HUGE, HUGE, HUGE])
         for beta in (0.4, 1.0, 3.0):
-            result = tree.draw_weighted(8, make_random(0), beta, by_smallest=True)
+            result = tree.draw_weighted(8, make_random(0), beta, by_global_min=True)
             assert result is not None
             assert torch.allclose(result[1], importance_weights(doubles([HUGE] * 8), TINY, beta), rtol=1e-6, atol=0)
             assert (result[1] > 0).all()
@@ -205,7 +205,7 @@ class TestOnTheHost:
     def test_a_tree_of_zeros_draws_nothing(self) -> None:
         tree = make_empty_tree(100)
         assert tree.draw(5, Randomness(0)) is None
-        assert tree.draw_weighted(5, Randomness(0), 1.0, by_smallest=False) is None
+        assert tree.draw_weighted(5, Randomness(0), 1.0, by_global_min=False) is None
         tree.set(torch.tensor([3]), TINY)
         assert draw(tree, 5).tolist() == [3] * 5
         tree.set(torch.tensor([3]), 0.0)
@@ -232,8 +232,8 @@ class TestOnTheHost:
         with pytest.raises(IndexError):
             tree.get(torch.tensor([3, wrong]))
         assert tree.leaves_view().tolist() == [1.0] * 100
-        assert float(tree.total()) == 100
-        assert tree.check() == 0
+        assert float(tree.total_priority()) == 100
+        assert tree.max_sum_error() == 0
 
     def test_leaves_changed_without_rebuild_never_lead_outside(self) -> None:
         tree = make_tree([1.0] * 1001)
@@ -263,8 +263,8 @@ class TestScale:
         for value in (1.0, HUGE, TINY, 1e-8, 1e-320, HUGE, 1.0, 0.0, 1e-310, 0.0, 1.0):
             tree.set(everything[:350], value)
             tree.set(everything[350:], value)
-            assert tree.check() <= 1e-15
-            assert float(tree.smallest()) == (value or math.inf)
+            assert tree.max_sum_error() <= 1e-15
+            assert float(tree.smallest_priority()) == (value or math.inf)
             if value:
                 assert draw(tree, 700).tolist() == everything.tolist()
 
@@ -273,13 +273,13 @@ class TestScale:
         assert (draw(tree, 1000) == 500).all()
         tree.set(torch.tensor([500]), 0.0)
         assert len(draw(tree, 1000).unique()) == 1000
-        assert float(tree.total()) == pytest.approx(1000 * TINY)
+        assert float(tree.total_priority()) == pytest.approx(1000 * TINY)
 
     def test_the_total_is_infinite_beyond_float64(self) -> None:
         tree = make_tree([1e308] * 3)
-        assert float(tree.total()) == math.inf
+        assert float(tree.total_priority()) == math.inf
         tree.set(torch.tensor([0, 1]), 1.0)
-        assert float(tree.total()) == 1e308
+        assert float(tree.total_priority()) == 1e308
 
 
 @pytest.mark.usefixtures("any_tree")
@@ -292,7 +292,7 @@ class TestUpdating:
         tree = make_empty_tree(100)
         tree.set(torch.tensor([4, 90, 4]), 2.5)
         assert tree.leaves_view().nonzero().flatten().tolist() == [4, 90]
-        assert float(tree.total()) == 5
+        assert float(tree.total_priority()) == 5
 
     @pytest.mark.parametrize("count", [2, 50, 5000])
     def test_the_last_priority_of_a_repeated_leaf_counts(self, count: int) -> None:
@@ -302,8 +302,8 @@ class TestUpdating:
         tree.set(torch.from_numpy(leaves), torch.from_numpy(priorities))
         slow.set(leaves.tolist(), priorities.tolist())
         assert tree.leaves_view().tolist() == slow.leaves
-        assert float(tree.total()) == pytest.approx(float(slow.total()), rel=1e-14)
-        assert tree.check() <= 1e-15
+        assert float(tree.total_priority()) == pytest.approx(float(slow.total()), rel=1e-14)
+        assert tree.max_sum_error() <= 1e-15
 
     def test_no_leaves_change_nothing(self) -> None:
         tree = make_tree([1.0, 2.0])
@@ -311,13 +311,13 @@ class TestUpdating:
         tree.set(nothing, doubles([]))
         tree.set(nothing, 7.0)
         assert tree.get(nothing).tolist() == []
-        assert float(tree.total()) == 3
+        assert float(tree.total_priority()) == 3
 
     def test_strided_arguments_are_read_right(self) -> None:
         tree = make_tree([1.0] * 20)
         tree.set(torch.arange(20)[::2], doubles(range(20))[::2])
         assert tree.get(torch.arange(20)[::4]).tolist() == [0, 4, 8, 12, 16]
-        assert float(tree.total()) == 10 + sum(range(0, 20, 2))
+        assert float(tree.total_priority()) == 10 + sum(range(0, 20, 2))
 
     @SLOW_ON_TRITON
     def test_many_updates_leave_no_drift(self) -> None:
@@ -325,36 +325,36 @@ class TestUpdating:
         generator = np.random.default_rng(10)
         brute, tree = np.zeros(num_leaves), make_empty_tree(num_leaves)
         # After this call updates maintain the minima.
-        tree.smallest()
+        tree.smallest_priority()
         for _ in range(batches):
             leaves = generator.integers(0, num_leaves, batch)
             priorities = 10 ** generator.uniform(-8, 8, batch)
             brute[leaves] = priorities
             tree.set(torch.from_numpy(leaves), torch.from_numpy(priorities))
         assert np.array_equal(tree.leaves_view().numpy(), brute)
-        assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-12)
-        assert float(tree.smallest()) == brute[brute > 0].min()
-        assert tree.check() <= 1e-12
+        assert float(tree.total_priority()) == pytest.approx(math.fsum(brute), rel=1e-12)
+        assert float(tree.smallest_priority()) == brute[brute > 0].min()
+        assert tree.max_sum_error() <= 1e-12
         # Without the largest priority a sum of small ones remains, in which updates by differences would leave an
         # error.
         large = np.flatnonzero(brute > 1e-4)
         tree.set(torch.from_numpy(large), 0.0)
         brute[large] = 0
-        assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-9)
+        assert float(tree.total_priority()) == pytest.approx(math.fsum(brute), rel=1e-9)
 
     def test_the_smallest_priority_follows_updates(self) -> None:
         tree = make_tree([3.0] * 100)
         for value, expected in ((3.0, 3.0), (1e-12, 1e-12), (5.0, 3.0)):
             tree.set(torch.tensor([70]), value)
-            assert float(tree.smallest()) == expected
+            assert float(tree.smallest_priority()) == expected
 
     @pytest.mark.parametrize("num_leaves", [1, 8, 9, 700])
     def test_zeros_are_not_the_smallest_priority(self, num_leaves: int) -> None:
         tree = make_empty_tree(num_leaves)
-        assert float(tree.total()) == 0
+        assert float(tree.total_priority()) == 0
         for value in (0.0, 0.25, -0.0):
             tree.set(torch.tensor([num_leaves - 1]), value)
-            assert float(tree.smallest()) == (value or math.inf)
+            assert float(tree.smallest_priority()) == (value or math.inf)
 
 
 @pytest.mark.usefixtures("any_tree")
@@ -364,12 +364,12 @@ class TestRestoring:
         tree = make_tree(generator.random(1000))
         tree.set(torch.from_numpy(generator.integers(0, 1000, 300)), doubles(generator.random(300)))
         other = make_empty_tree(1000)
-        other.smallest()
+        other.smallest_priority()
         other.leaves_view().copy_(tree.leaves_view())
         other.rebuild()
-        assert other.check() == 0
-        assert float(other.total()) == pytest.approx(float(tree.total()), rel=1e-15)
-        assert float(other.smallest()) == float(tree.smallest())
+        assert other.max_sum_error() == 0
+        assert float(other.total_priority()) == pytest.approx(float(tree.total_priority()), rel=1e-15)
+        assert float(other.smallest_priority()) == float(tree.smallest_priority())
         assert torch.equal(draw(other, 500), draw(tree, 500))
 
     @pytest.mark.parametrize("value", [HUGE, TINY])
@@ -381,11 +381,11 @@ class TestRestoring:
 
     def test_the_check_sees_a_leaf_that_the_sums_do_not(self) -> None:
         tree = make_tree([1.0] * 1000)
-        assert tree.check() == 0
+        assert tree.max_sum_error() == 0
         tree.leaves_view()[700] = 2.0
-        assert tree.check() > 1e-3
+        assert tree.max_sum_error() > 1e-3
         tree.rebuild()
-        assert tree.check() == 0
+        assert tree.max_sum_error() == 0
 
 
 @SLOW_ON_TRITON
@@ -412,7 +412,7 @@ class Operations(TorchDispatchMode):
 def make_device_tree(num_leaves: int) -> Any:
     """Return a torch tree that skips the checks of the CPU, as on a device where reading a result would synchronise."""
     with kernels.force_torch():
-        tree: Any = priority_tree(num_leaves, CPU)
+        tree: Any = make_priority_tree(num_leaves, CPU)
     tree._is_cpu = False
     return tree
 
@@ -431,7 +431,7 @@ class TestDevices:
         # On a device a scatter of two numbers to one leaf keeps either of them; on the CPU it keeps the last one by
         # chance.
         leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
-        assert priority._repeat_last_values(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
+        assert priority._take_last_value_per_leaf(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
 
     def test_parallel_sums_never_select_a_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
         generator = np.random.default_rng(6)
@@ -441,14 +441,14 @@ class TestDevices:
         assert (parallel_cumsum(values, 0).diff()[zero[1:]] != 0).any()
         monkeypatch.setattr(torch.Tensor, "cumsum", parallel_cumsum)
         running = priority._RunningSums(len(values), torch.tensor([[1.0], [1.0]], dtype=torch.float64))
-        running.compute(values[:, None].expand(-1, 2))
+        running.compute_from(values[:, None].expand(-1, 2))
         steps = running.ends.diff()
         assert (steps >= 0).all()
         assert (steps[zero[1:]] == 0).all()
         rows = values.view(-1, 50)
         # These points are on the borders of leaves, where rounding decides.
         for points in rows.cumsum(1).unbind(1):
-            leaf = priority._find_first_reaching(rows, points)
+            leaf = priority._find_where_sum_reaches(rows, points)
             assert (rows.gather(1, leaf[:, None]) > 0)[points > 0].all()
 
     def test_sampling_and_updating_take_few_operations_and_never_wait(self) -> None:
@@ -456,12 +456,12 @@ class TestDevices:
         tree.set(torch.arange(100_000), 1.0)
         draw(tree, 64, source)
         with Operations() as operations:
-            leaves, _ = tree.draw_weighted(64, source, 0.4, by_smallest=False)
+            leaves, _ = tree.draw_weighted(64, source, 0.4, by_global_min=False)
             tree.set(leaves, torch.ones(64, dtype=torch.float64))
             sampling = len(operations.names)
             tree.set(leaves, 2.0)
-            tree.total()
-            tree.smallest()
+            tree.total_priority()
+            tree.smallest_priority()
             tree.rebuild()
         assert sampling <= 60
         waiting = {"aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::is_nonzero", "aten::equal"}

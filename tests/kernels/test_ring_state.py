@@ -11,7 +11,7 @@ import torch
 from relive import kernels
 from relive.replay.ring import TRANSITION
 
-pytestmark = pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+pytestmark = pytest.mark.skipif(kernels.native_core() is None, reason="this install has no native core (no compiler)")
 
 SLOTS, ENVS = 5, 2
 PER_ENV = (ENVS,)
@@ -40,7 +40,7 @@ def make_columns() -> list[torch.Tensor]:
 
 def make_ring(state: dict[str, Any], rewritable: list[int] | None = None, columns: Any = None) -> Any:
     columns = make_columns() if columns is None else columns
-    return kernels.native().RingMemory(
+    return kernels.native_core().RingMemory(
         columns, [None] * 4, [0], [], rewritable or [], state, SLOTS, False, False, False, 1, 2, 3
     )
 

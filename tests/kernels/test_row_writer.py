@@ -106,9 +106,9 @@ def test_the_torch_path_dispatches_one_copy_per_step() -> None:
     assert count.calls <= 2
 
 
-@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+@pytest.mark.skipif(kernels.native_core() is None, reason="this install has no native core (no compiler)")
 def test_the_native_core_checks_its_arguments() -> None:
-    native = kernels.native()
+    native = kernels.native_core()
     column = torch.zeros(3, 2)
     columns = native.Columns([column], [False], 0)
     with pytest.raises(IndexError):

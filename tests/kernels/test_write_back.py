@@ -11,7 +11,7 @@ import relive as rl
 from relive import kernels
 from tests.kernels.test_ring_state import SHAPES, make_columns, make_ring, make_step, make_zeros
 
-pytestmark = pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+pytestmark = pytest.mark.skipif(kernels.native_core() is None, reason="this install has no native core (no compiler)")
 
 
 def filled() -> tuple[rl.ReplayBuffer, Any]:

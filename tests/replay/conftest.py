@@ -17,7 +17,7 @@ from tests.conftest import BACKENDS
 def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Return the memory of a buffer: of this process with each backend, shared memory, and a disk."""
     name = request.param
-    if name != "torch" and kernels.native() is None:
+    if name != "torch" and kernels.native_core() is None:
         pytest.skip("this install has no native core (no compiler)")
     if name in BACKENDS:
         with BACKENDS[name]():

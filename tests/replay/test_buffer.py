@@ -530,7 +530,7 @@ class TestFailing:
             torch.set_default_dtype(torch.float32)
 
     def test_more_leaves_than_the_native_core_writes_are_read(self) -> None:
-        native = rl.kernels.native()
+        native = rl.kernels.native_core()
         extra = {f"extra{i}": () for i in range(native.MAX_LEAVES if native is not None else 1)}
         replay = rl.ReplayBuffer(8, obs=1, action=(), extra=extra, seed=0)
         for t in range(20):

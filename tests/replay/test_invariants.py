@@ -12,7 +12,7 @@ from relive import kernels
 from relive.errors import InvariantError
 from relive.replay.invariants import check_rows
 
-pytestmark = pytest.mark.skipif(kernels.native() is None, reason="needs the native core")
+pytestmark = pytest.mark.skipif(kernels.native_core() is None, reason="needs the native core")
 
 BUFFERS: dict[str, dict[str, Any]] = {
     "plain": {},

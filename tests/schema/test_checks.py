@@ -61,7 +61,7 @@ def test_numbers_become_python_numbers(check: Callable[..., Any], value: Any, kn
         (checks.check_choice, (None, ("a", "b")), 'x: expected "a" or "b", got None. Pass one of them.'),
         (checks.check_choice, ([], {"a": 1, "b": 2}), 'x: expected "a" or "b", got []. Pass one of them.'),
         (
-            checks.check_none_without,
+            checks.check_none_without_argument,
             (3, "state"),
             "x: expected None without state, got int. Make the buffer with state=.",
         ),

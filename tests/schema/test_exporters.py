@@ -130,7 +130,7 @@ def test_a_class_may_make_memory_for_each_buffer() -> None:
     assert replay[0]["obs"].tolist() == [1, 2]
 
 
-@pytest.mark.skipif(rl.kernels.native() is None, reason="this install has no native core (no compiler)")
+@pytest.mark.skipif(rl.kernels.native_core() is None, reason="this install has no native core (no compiler)")
 @pytest.mark.parametrize("when", ["during", "after"])
 @pytest.mark.parametrize("kind", ["replay", "rollout"])
 def test_an_exporter_that_adds_to_the_same_buffer_is_refused(kind: str, when: str) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import relive as rl
 from relive import Carry, Field, SchemaError
-from relive.schema.fields import Schema, declare
+from relive.schema.fields import Schema, declare_fields
 
 spaces = gym.spaces
 DECLARED: dict[str, tuple[Any, Any]] = {
@@ -36,7 +36,7 @@ DECLARED: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize(("declaration", "expected"), DECLARED.values(), ids=DECLARED)
 def test_declarations(declaration: Any, expected: Any) -> None:
-    assert declare("obs", declaration) == expected
+    assert declare_fields("obs", declaration) == expected
 
 
 REFUSED: dict[str, Any] = {
@@ -58,7 +58,7 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("declaration", REFUSED.values(), ids=REFUSED)
 def test_what_is_no_declaration_is_refused_by_name(declaration: Any) -> None:
     with pytest.raises(SchemaError, match=r"^obs(\.a\.b)?: expected .*, got .*\. .*\.$"):
-        declare("obs", declaration)
+        declare_fields("obs", declaration)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, np.object_, "nonsense", None.__class__])

@@ -319,7 +319,7 @@ class TestBuffers:
         assert norm.count == 0
 
 
-@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+@pytest.mark.skipif(kernels.native_core() is None, reason="this install has no native core (no compiler)")
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (4,), (17,), (2, 24)], ids=str)
 @pytest.mark.parametrize("rows", [1, 4, 5, 16, 33, 300])
 def test_the_native_core_and_torch_ops_agree_within_rounding(shape: tuple[int, ...], rows: int) -> None:

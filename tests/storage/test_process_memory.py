@@ -54,7 +54,7 @@ def test_a_buffer_that_does_not_fit_beside_the_pages_of_another_is_refused(monke
     rows = 10**6
     first = rl.ReplayBuffer(rows, obs=FRAME, action=())
     free = int(1.5 * first.nbytes)
-    monkeypatch.setattr("relive.storage.allocator.available_bytes", lambda: free)
+    monkeypatch.setattr("relive.storage.allocator.available_host_bytes", lambda: free)
     with pytest.raises(MemoryError, match="capacity: expected at most .* GiB, the free memory of this machine"):
         rl.ReplayBuffer(rows, obs=FRAME, action=())
     del first

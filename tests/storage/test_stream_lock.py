@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from relive.storage import LocalAllocator
-from relive.storage.allocator import stream_lock
+from relive.storage.allocator import make_stream_lock
 
 DEVICE = torch.device("cuda:1")
 
@@ -56,7 +56,7 @@ def hold(lock: Any) -> None:
 
 
 def test_another_stream_waits_for_the_last_one_and_the_same_does_not(streams: Streams) -> None:
-    lock, first, second = stream_lock(DEVICE), streams.current, Stream()
+    lock, first, second = make_stream_lock(DEVICE), streams.current, Stream()
     for _ in range(2):
         hold(lock)
     streams.current = second
@@ -68,7 +68,7 @@ def test_another_stream_waits_for_the_last_one_and_the_same_does_not(streams: St
 
 
 def test_a_stream_that_captures_a_graph_waits_for_nobody_and_nobody_for_it(streams: Streams) -> None:
-    lock, first = stream_lock(DEVICE), streams.current
+    lock, first = make_stream_lock(DEVICE), streams.current
     hold(lock)
     streams.current, streams.is_capturing = Stream(), True
     hold(lock)
@@ -79,7 +79,7 @@ def test_a_stream_that_captures_a_graph_waits_for_nobody_and_nobody_for_it(strea
 
 
 def test_a_failure_gives_the_lock_back(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = stream_lock(DEVICE)
+    lock = make_stream_lock(DEVICE)
     with monkeypatch.context() as failing:
         failing.setattr(torch.cuda, "current_stream", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -91,5 +91,5 @@ def test_a_failure_gives_the_lock_back(streams: Streams, monkeypatch: pytest.Mon
 
 
 def test_memory_of_cuda_has_such_a_lock() -> None:
-    assert type(LocalAllocator(DEVICE).lock(lambda: None)) is type(stream_lock(DEVICE))
+    assert type(LocalAllocator(DEVICE).lock(lambda: None)) is type(make_stream_lock(DEVICE))
     assert type(LocalAllocator(torch.device("cpu")).lock(lambda: None)) is type(threading.RLock())

@@ -25,19 +25,19 @@ from relive.storage.codec import (
     MAX_FIRST_LINE_BYTES,
     MAX_JSON_BYTES,
     ArrayInfo,
-    Node,
+    JsonNode,
     SnapshotReader,
     add_checksum,
     arrays_from_json,
-    arrays_in_file,
     arrays_to_json,
-    folder_format,
+    encode_folder_format,
     from_json,
+    make_snapshot_reader,
     require_first_line,
     require_folder_format,
     to_json,
 )  # fmt: skip
-from relive.storage.files import FOLDERS, Files, convert_read_errors, is_read_error, make_read_error
+from relive.storage.files import FOLDERS, FileOperations, convert_read_errors, is_read_error, make_read_error
 
 _FILE_NAME_PATTERN = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
 _LINEAGE_PATTERN = re.compile(r"[0-9a-f]{32}")
@@ -120,14 +120,14 @@ def parse_manifest(where: str, data: bytes, number: int) -> Manifest:
         number,
         document.entry("lineage").text(_LINEAGE_PATTERN),
         document.entry("kind").text(),
-        document.entry("config").mapping(),
-        document.entry("values").mapping(),
+        document.entry("config").unchecked_dict(),
+        document.entry("values").unchecked_dict(),
         _file_from_json(document.entry("state")),
         segments,
     )
 
 
-def _file_from_json(node: Node) -> FileInfo:
+def _file_from_json(node: JsonNode) -> FileInfo:
     file = FileInfo(
         node.entry("name").text(_FILE_NAME_PATTERN),
         arrays_from_json(node.entry("arrays")),
@@ -162,7 +162,7 @@ class ManifestSummary(NamedTuple):
 class Archive:
     """The checkpoints in one folder."""
 
-    def __init__(self, root: Path, files: type[Files] = Files) -> None:
+    def __init__(self, root: Path, files: type[FileOperations] = FileOperations) -> None:
         self.root = root
         self.files = files(root)
         self._uncommitted_files: list[str] = []
@@ -183,8 +183,8 @@ class Archive:
             with self.files.hold_lock(exclusive=True):
                 summaries = self._read_summaries(check_newest)
                 self._remove_saved("tmp", set())
-                if "FORMAT" not in self.files.names(""):
-                    self._write_atomically("FORMAT", [folder_format("checkpoint")])
+                if "FORMAT" not in self.files.list_names(""):
+                    self._write_atomically("FORMAT", [encode_folder_format("checkpoint")])
                 try:
                     yield summaries
                 except BaseException:
@@ -218,9 +218,9 @@ class Archive:
 
         FORMAT is looked up last: another process may be saving here, and a save writes FORMAT before any other file.
         """
-        names = [name for name in self.files.names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
-        names += [f"{folder}/{name}" for folder in FOLDERS for name in self.files.names(folder)]
-        if "FORMAT" in self.files.names(""):
+        names = [name for name in self.files.list_names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
+        names += [f"{folder}/{name}" for folder in FOLDERS for name in self.files.list_names(folder)]
+        if "FORMAT" in self.files.list_names(""):
             self._require_format()
         elif names != ["tmp/FORMAT"] * len(names):
             remedy = "Pass an empty folder, or one that does not exist yet; nothing was changed."
@@ -230,7 +230,7 @@ class Archive:
     def _remove_saved(self, folder: str, needed_names: set[str]) -> bool:
         """Remove files that saves have written in a folder, except `needed_names`; return whether there were any."""
         pattern = _SAVED_FILE_PATTERNS[folder]
-        names = (f"{folder}/{name}" for name in self.files.regular_names(folder) if pattern.fullmatch(name))
+        names = (f"{folder}/{name}" for name in self.files.list_regular_files(folder) if pattern.fullmatch(name))
         unneeded_names = [name for name in names if name not in needed_names]
         for name in unneeded_names:
             self.files.remove(name)
@@ -247,7 +247,7 @@ class Archive:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all checkpoints, valid or not, oldest first."""
-        matches = map(_MANIFEST_PATTERN.fullmatch, self.files.names("manifests"))
+        matches = map(_MANIFEST_PATTERN.fullmatch, self.files.list_names("manifests"))
         return sorted(int(match[1]) for match in matches if match)
 
     def next_number(self) -> int:
@@ -366,7 +366,7 @@ class Archive:
             raise make_read_error(str(self.root), error) from error
 
     def _require_format(self) -> None:
-        require_folder_format(self.files.contents("FORMAT", MAX_FIRST_LINE_BYTES), "checkpoint")
+        require_folder_format(self.files.read_contents("FORMAT", MAX_FIRST_LINE_BYTES), "checkpoint")
 
     def manifest(self, number: int) -> Manifest:
         """Read and verify a manifest, but not the files that it lists."""
@@ -374,7 +374,7 @@ class Archive:
         try:
             if not 0 <= number < 10**18:
                 raise FileNotFoundError
-            data = self.files.contents(name, MAX_JSON_BYTES + 1)
+            data = self.files.read_contents(name, MAX_JSON_BYTES + 1)
         except FileNotFoundError:
             numbers = ", ".join(map(str, self.numbers()[-_MAX_LISTED_NUMBERS:])) or "none"
             remedy = "Pass one of these numbers."
@@ -419,15 +419,15 @@ class Archive:
                 if cached_chunk[0] != i:
                     with convert_read_errors(name):
                         size = min(CHUNK_BYTES, file.nbytes - i * CHUNK_BYTES)
-                        data = self.files.contents(name, size, i * CHUNK_BYTES)
+                        data = self.files.read_contents(name, size, i * CHUNK_BYTES)
                     require_checksum(name, file, i, len(data), crc32(data))
                     cached_chunk = i, data
                 piece = memoryview(cached_chunk[1])[offset % CHUNK_BYTES :][: len(target)]
                 target[: len(piece)] = piece
                 target, offset = target[len(piece) :], offset + len(piece)
 
-        values, config = Node(f"{where}: values", manifest.values), Node(f"{where}: config", manifest.config)
-        return arrays_in_file(name, file.arrays, fill, values, config)
+        values, config = JsonNode(f"{where}: values", manifest.values), JsonNode(f"{where}: config", manifest.config)
+        return make_snapshot_reader(name, file.arrays, fill, values, config)
 
     @contextmanager
     def open_segment(self, file: FileInfo) -> Iterator[SegmentReader]:
@@ -449,9 +449,9 @@ class Archive:
             reader.finish()
 
     def stamp(self, file: FileInfo) -> tuple[int, ...]:
-        """Return `Files.stamp` of a segment, which changes when the file is written or replaced."""
+        """Return `FileOperations.change_stamp` of a segment, which changes when the file is written or replaced."""
         with convert_read_errors(f"segments/{file.name}"):
-            return self.files.stamp(f"segments/{file.name}")
+            return self.files.change_stamp(f"segments/{file.name}")
 
 
 class SegmentReader:
@@ -460,7 +460,7 @@ class SegmentReader:
     The bytes are valid only if `finish` does not raise.
     """
 
-    def __init__(self, files: Files, descriptor: int, name: str, file: FileInfo) -> None:
+    def __init__(self, files: FileOperations, descriptor: int, name: str, file: FileInfo) -> None:
         self._files, self._descriptor, self._name, self._file = files, descriptor, name, file
         self._num_read = self._checksum = 0
 

@@ -29,13 +29,13 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
-from relive.schema.checks import check_available
+from relive.schema.checks import check_device_available
 from relive.schema.conversion import as_indexable
 from relive.storage import Memory
 from relive.storage.allocator import request_large_pages
-from relive.storage.codec import Node, SnapshotReader, array_info, require_bool_bytes, writable_memory
+from relive.storage.codec import JsonNode, SnapshotReader, describe_array, require_bool_bytes, writable_memory
 from relive.storage.disk import is_disk_memory
-from relive.storage.files import Files, is_read_error
+from relive.storage.files import FileOperations, is_read_error
 
 if TYPE_CHECKING:
     from relive.distillation import DistillationBuffer
@@ -48,20 +48,23 @@ Buffer = TypeVar("Buffer", "ReplayBuffer", "RolloutBuffer", "DistillationBuffer"
 @overload
 def load(
     path: str | PathLike[str], kind: None = None, *, number: int | None = None,
-    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None,
+    files: type[FileOperations] = FileOperations,
 ) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...  # fmt: skip
 
 
 @overload
 def load(
     path: str | PathLike[str], kind: type[Buffer], *, number: int | None = None,
-    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None,
+    files: type[FileOperations] = FileOperations,
 ) -> Buffer: ...  # fmt: skip
 
 
 def load(
     path: str | PathLike[str], kind: Any = None, *, number: int | None = None,
-    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None, files: type[Files] = Files,
+    device: torch.device | str | Memory | None = None, sampler: lazy.Sampler | None = None,
+    files: type[FileOperations] = FileOperations,
 ) -> Any:  # fmt: skip
     """Load the buffer saved in the folder `path`: the newest valid checkpoint, or the checkpoint `number`.
 
@@ -92,7 +95,7 @@ def load_folder(
     number: int | None,
     options: dict[str, Any],
     *,
-    files: type[Files] = Files,
+    files: type[FileOperations] = FileOperations,
     accept: Callable[[Any, SnapshotReader], None] | None = None,
 ) -> Any:
     """Load a buffer with `options` (device and sampler, which may be None); see `load`.
@@ -164,7 +167,7 @@ def _restore(
         saved = archive.read_state(manifest)
         saved.segments = {f"segments/{segment.name}": segment.arrays for segment in manifest.segments}
         if options["device"] is not None:
-            check_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
+            check_device_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
         try:
             buffer, segments = _make_buffer(archive, manifest, saved, options)
             if accept is not None:
@@ -214,8 +217,8 @@ def _make_buffer(
     with buffer._replacing_contents():
         buffer.load_state(saved)
         if "note" in manifest.values:
-            saved.part("note").tensors(MAX_NOTE_BYTES)
-        saved.finish(manifest.kind)
+            saved.part("note").read_all_arrays(MAX_NOTE_BYTES)
+        saved.require_all_read(manifest.kind)
         segments = _read_rows(archive, manifest, buffer.rows())
     buffer.check()
     return buffer, segments
@@ -293,7 +296,7 @@ def _read_bounds(
     """Read and verify the first row [N] of each environment in a segment, and the row [N] after its last one."""
     envs, remedy = len(last_stop), "Copy it again."
     bounds = torch.empty(2, envs, dtype=torch.int64, device="cpu")
-    expected = tuple(array_info(name, bounds[0]) for name in ("first", "stop"))
+    expected = tuple(describe_array(name, bounds[0]) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
         raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
     reader.fill(writable_memory(bounds))
@@ -339,7 +342,7 @@ def _describe_changes(manifest: Manifest, buffer: Any) -> list[str]:
     if memory is not None:
         # The oldest checkpoints do not contain the name of the memory.
         saved = manifest.values.get("memory", {"name": "own"})
-        node = Node(f"{manifest_file(manifest.number)}: values: memory", saved)
+        node = JsonNode(f"{manifest_file(manifest.number)}: values: memory", saved)
         old_name = node.entry("name").text()
         if old_name != memory["name"]:
             changes.append(f"{old_name} memory became {memory['name']} memory.")

@@ -18,8 +18,8 @@ from relive.checkpoint.progress import show_progress
 from relive.checkpoint.snapshot import BUFFER_CLASSES, Rows, Snapshot, State
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.schema.checks import check_positive_int
-from relive.storage.codec import Arrays, array_info, tensor_bytes
-from relive.storage.files import Files
+from relive.storage.codec import Arrays, describe_array, tensor_bytes
+from relive.storage.files import FileOperations
 
 SEGMENT_BYTES = 1 << 30
 """Maximum bytes of a segment, a file of rows. It stays on the disk as long as one of its rows is needed."""
@@ -33,7 +33,7 @@ class Segment:
     stop: torch.Tensor
     """Row [N] of each environment that follows its rows in the file."""
     stamp: tuple[int, ...]
-    """`Files.stamp` of the file when it was written or read."""
+    """`FileOperations.change_stamp` of the file when it was written or read."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def save(
     path: str | PathLike[str],
     *,
     keep: int = 2,
-    files: type[Files] = Files,
+    files: type[FileOperations] = FileOperations,
     note: tuple[dict[str, Any], Arrays] | None = None,
 ) -> int:
     """Write a checkpoint of a buffer into the folder `path` and return its number; see `ReplayBuffer.save`.
@@ -103,7 +103,7 @@ def save(
             number, lineage = archive.next_number(), previous.lineage
             has_other_lineages = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
             segments = [] if rows is None else _write_segments(archive, number, rows, previous)
-            arrays = tuple(array_info(name, array) for name, array in state.arrays.items())
+            arrays = tuple(describe_array(name, array) for name, array in state.arrays.items())
             file = archive.write_file("state", f"{number:08}.bin", arrays, map(tensor_bytes, state.arrays.values()))
             row_files = tuple(segment.file for segment in segments)
             manifest = Manifest(number, lineage, kind, state.config, state.values, file, row_files)

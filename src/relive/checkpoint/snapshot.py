@@ -14,7 +14,7 @@ from relive.storage.codec import (
     ArrayInfo,
     Arrays,
     SnapshotReader,  # noqa: F401 (imported from here, beside State and Rows)
-    array_info,
+    describe_array,
     tensor_bytes,
 )
 
@@ -75,7 +75,7 @@ class Rows:
     def arrays(self) -> tuple[ArrayInfo, ...]:
         """Arrays of a segment of these rows: their bounds, then the columns."""
         count = len(self)
-        bounds = array_info("first", self.first), array_info("stop", self.stop)
+        bounds = describe_array("first", self.first), describe_array("stop", self.stop)
         columns = self.columns.items()
         return bounds + tuple(ArrayInfo(name, column.dtype, (count, *column.shape[2:])) for name, column in columns)
 

@@ -21,7 +21,7 @@ from relive.kernels import complete
 from relive.schema.conversion import alias_memory, normalize_bools
 from relive.schema.fields import DTYPES_BY_NAME, dtype_name
 from relive.storage import Memory
-from relive.storage.codec import Arrays, Node, SnapshotReader, tensor_bytes, writable_memory
+from relive.storage.codec import Arrays, JsonNode, SnapshotReader, tensor_bytes, writable_memory
 
 _STATE_KEYS = ("arrays", "config", "rows", "values")
 _ARRAY_PARTS = ("rows", "arrays")
@@ -146,7 +146,7 @@ def _require_state(state: Any) -> None:
 
 def _build_buffer(state: Mapping[str, Any], kind: Any, config: dict[str, Any], **changes: Any) -> Any:
     """Make a buffer from `config` and fill it with a state."""
-    new = kind.from_config(Node("config", config), _reader(state), **changes)
+    new = kind.from_config(JsonNode("config", config), _reader(state), **changes)
     _fill(new, state)
     return new
 
@@ -158,23 +158,25 @@ def _reader(state: Mapping[str, Any], part: str = "arrays") -> SnapshotReader:
         is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
         if not isinstance(name, str) or not is_plain:
             got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise Node(f"state: {name}", got).error("a dense tensor with values")
+            raise JsonNode(f"state: {name}", got).error("a dense tensor with values")
 
     def read(name: str) -> torch.Tensor:
         return normalize_bools(tensors[name].detach().clone(memory_format=torch.contiguous_format))
 
     specs = {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items()}
-    return SnapshotReader("state", specs, read, Node("values", state["values"]), Node("config", state["config"]))
+    return SnapshotReader(
+        "state", specs, read, JsonNode("values", state["values"]), JsonNode("config", state["config"])
+    )
 
 
 def _fill(buffer: Any, state: Mapping[str, Any]) -> None:
     """Replace the state and the rows of a buffer."""
     saved = _reader(state)
     buffer.load_state(saved)
-    saved.finish(type(buffer).__name__)
+    saved.require_all_read(type(buffer).__name__)
     rows = _reader(state, "rows")
-    rows.copy_into(_state(buffer)["rows"])
-    rows.finish(f"{type(buffer).__name__}'s rows")
+    rows.copy_arrays_into(_state(buffer)["rows"])
+    rows.require_all_read(f"{type(buffer).__name__}'s rows")
 
 
 def _buffer_class(buffer: Any) -> Any:

@@ -19,10 +19,10 @@ from relive.compat.pickling import refuse_other_versions
 from relive.compat.views import is_tree, list_named_leaves, map_tree
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
-from relive.kernels.steps import row_writer
+from relive.kernels.steps import make_row_writer
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import check_nonempty
-from relive.schema.conversion import convert, misaligned_error
+from relive.schema.conversion import convert, make_misaligned_error
 from relive.schema.fields import Field
 
 SCORES = ("advantage", "return")
@@ -95,7 +95,7 @@ class StepRows:
 
     def _set_writer(self) -> None:
         """Make the writer for the current memory; `share_memory_` moves the memory of a tensor."""
-        self._writer = row_writer([x for _, x in self._leaves], [False] * len(self._leaves), has_env_axis=True)
+        self._writer = make_row_writer([x for _, x in self._leaves], [False] * len(self._leaves), has_env_axis=True)
 
     @property
     def step(self) -> int:
@@ -173,7 +173,7 @@ class StepRows:
         fitting_values = tuple(self._fit_value(i, values[i]) for i in leaf_numbers)
         misfit = self._writer.write_converted(self._step, fitting_values, tuple(leaf_numbers))
         if misfit >= 0:
-            raise misaligned_error(self._leaves[leaf_numbers[misfit]][0])
+            raise make_misaligned_error(self._leaves[leaf_numbers[misfit]][0])
 
     def _fit_value(self, leaf_number: int, value: Any) -> torch.Tensor:
         """Convert a value to the shape, dtype and device of the leaf `leaf_number`."""

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
 from relive.schema.checks import check_keys, check_shape, type_name
-from relive.schema.conversion import overlaps
+from relive.schema.conversion import memory_overlaps
 from relive.schema.fields import Field
 
 
@@ -175,10 +175,10 @@ def gather_rows(index: torch.Tensor, rows: Any) -> Any:
 def is_memory_shared(obs: Any, next_obs: Any) -> bool:
     """Whether two observations share memory."""
     if not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
-        return overlaps(obs, next_obs)
+        return memory_overlaps(obs, next_obs)
     distance = next_obs.data_ptr() - obs.data_ptr()
     num_bytes = (obs if distance >= 0 else next_obs).nbytes
-    return abs(distance) < num_bytes and overlaps(obs, next_obs)
+    return abs(distance) < num_bytes and memory_overlaps(obs, next_obs)
 
 
 def as_bools(value: Any) -> torch.Tensor | np.ndarray:

@@ -19,7 +19,7 @@ from relive.rollout.buffer import RolloutBuffer
 from relive.schema.checks import check_choice
 from relive.schema.fields import DTYPES_FROM_NUMPY, Field, Path, Tree, map_leaves, narrow_dtype
 from relive.schema.suggestions import NAME_PATTERN
-from relive.storage.allocator import available_bytes
+from relive.storage.allocator import available_host_bytes
 
 Columns: TypeAlias = Mapping[str, str | None]
 """The field of each column ("obs.camera", "action", "stage"); None leaves the column out."""
@@ -284,7 +284,7 @@ class _ColumnPlan:
         return math.prod(spec.shape) * spec.dtype.itemsize
 
     def _require_memory_for_steps(self) -> None:
-        max_bytes = min(compute_decoding_limit(self._source.nbytes), available_bytes() or 1 << 62)
+        max_bytes = min(compute_decoding_limit(self._source.nbytes), available_host_bytes() or 1 << 62)
         needed_bytes = _COPIES_PER_STEP * sum(map(self._count_row_bytes, self._paths))
         if needed_bytes > max_bytes:
             where = f"{self._source.name}: {max(self._paths, key=self._count_row_bytes)}"

@@ -19,10 +19,10 @@ from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.samplers.registry import make_sampler_config
-from relive.schema.autoreset import parse_autoreset
+from relive.schema.autoreset import parse_autoreset_mode
 from relive.schema.checks import check_above_zero, check_positive_int
 from relive.schema.conversion import convert, path_name
-from relive.schema.fields import Field, Schema, caller_shape, declaration_config, declare, replay_schema
+from relive.schema.fields import Field, Schema, caller_shape, declaration_to_json, declare_fields, make_replay_schema
 from relive.schema.fields import Path as FieldPath
 from relive.storage import Memory
 from relive.storage.allocator import supports_persistent_memory
@@ -96,7 +96,7 @@ class ServicePlan:
     @cached_property
     def schema(self) -> Schema:
         """Schema of the rows."""
-        return replay_schema(self.obs, self.action, self.reward, self.extra)
+        return make_replay_schema(self.obs, self.action, self.reward, self.extra)
 
     @cached_property
     def _fields(self) -> list[tuple[str, Field]]:
@@ -160,13 +160,13 @@ def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_plain_value(name: str, value: Any) -> Any:
     if name in ("obs", "action", "reward"):
-        return declaration_config(declare(name, value))
+        return declaration_to_json(declare_fields(name, value))
     if name == "extra":
-        return {key: declaration_config(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
+        return {key: declaration_to_json(declare_fields(f"extra.{key}", part)) for key, part in (value or {}).items()}
     if name == "sampler":
         return make_sampler_config(value) or type(value).__name__
     if name == "autoreset":
-        mode = parse_autoreset(value)
+        mode = parse_autoreset_mode(value)
         return None if mode is None else mode.name
     return value
 

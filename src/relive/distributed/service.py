@@ -22,8 +22,8 @@ from relive.kernels.priority import importance_weights
 from relive.replay.ids import PADDING_ID, flatten_ids, flatten_mutable_fields
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
-from relive.schema.assembly import assemble, check_batch_size, check_destination, to_device
-from relive.schema.autoreset import parse_autoreset, true_next_obs
+from relive.schema.assembly import assemble_batch, check_batch_size, check_destination, to_device
+from relive.schema.autoreset import parse_autoreset_mode, read_transition
 from relive.schema.checks import check_keys, check_nonempty, check_positive_int
 from relive.schema.conversion import as_tensor, convert_env_ids
 from relive.schema.fields import Declaration, Schema, caller_shape
@@ -67,7 +67,7 @@ class Writer:
     def __init__(self, service: ReplayService, envs: torch.Tensor, block: int) -> None:
         self._service, self._envs, self._num_steps = service, envs, 0
         self._schema: Schema = service.plan.schema
-        self._autoreset = parse_autoreset(service.plan.autoreset)
+        self._autoreset = parse_autoreset_mode(service.plan.autoreset)
         shapes = [
             (check_positive_int("block", block), len(envs), *caller_shape(field)) for field in self._schema.fields
         ]
@@ -86,7 +86,7 @@ class Writer:
     def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
         """Add one step of a Gymnasium environment: `step = env.step(action)`, after the observation `obs`."""
         leading_shape = (len(self._envs),)
-        next_leaves, *rest = true_next_obs(step, self._autoreset, self._schema, leading_shape, _HOST)
+        next_leaves, *rest = read_transition(step, self._autoreset, self._schema, leading_shape, _HOST)
         self._store_step((obs, action, *rest), next_leaves, extra)
 
     def _store_step(self, values: tuple[Any, ...], next_leaves: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
@@ -354,7 +354,7 @@ class ReplayService:
             if isinstance(self.plan.sampler, Prioritized):
                 num_drawn = sum(shard.num_drawn for shard in totals) + batch_size * len(batches)
                 leaves["weight",] = compute_weights(self.plan.sampler, draws, totals, num_drawn)
-            batches.append(assemble(leaves, torch.Size((batch_size,))))
+            batches.append(assemble_batch(leaves, torch.Size((batch_size,))))
         return batches
 
     def update_priority(self, index: Any, priority: Any) -> int:

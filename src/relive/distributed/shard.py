@@ -33,7 +33,7 @@ from relive.replay.ids import flatten_ids, write_mutable_leaves
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
 from relive.storage.allocator import supports_persistent_memory
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 
 class ShardReader:
@@ -182,7 +182,7 @@ class Shard(ShardReader):
         self._replay = buffer
         self._ids = saved_ids.begin_life(rows.stop.numpy(), rows.first.numpy())
 
-    def _require_described_buffer(self, buffer: Any, plan: Node) -> None:
+    def _require_described_buffer(self, buffer: Any, plan: JsonNode) -> None:
         """Raise unless the checkpoint's buffer is the one that its note describes."""
         own_config = self._replay.config()
         saved_config = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
@@ -193,7 +193,7 @@ class Shard(ShardReader):
         if differences:
             raise plan.error(f"the buffer of this shard beside it, with {differences[0]} {own_config[differences[0]]}")
 
-    def _saved_ids(self, note: Node, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
+    def _saved_ids(self, note: JsonNode, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
         starts = snapshot.read_array("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
         # A larger life is refused, because ids must stay below 2^63 even if the shard restarts twice more.

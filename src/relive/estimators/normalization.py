@@ -55,7 +55,7 @@ def group_advantage(
         raise SchemaError(explain("group_size", expected, size, remedy))
     all_false = torch.zeros_like(done)
     zeros = torch.zeros_like(reward)
-    seq_return = kernels.estimate("lambda_return", [reward, zeros, done, all_false, mask], (gamma, 1.0))
+    seq_return = kernels.run_estimator("lambda_return", [reward, zeros, done, all_false, mask], (gamma, 1.0))
     seq_mask = all_false.logical_not() if mask is None else mask.clone()
     if first_episode_only:
         ends = done & seq_mask

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def gae(
         mask,
         cast=False,
     )
-    return kernels.estimate("gae", [*values, *flags, mask], settings)
+    return kernels.run_estimator("gae", [*values, *flags, mask], settings)
 
 
 def vtrace(
@@ -89,7 +89,7 @@ def vtrace(
         {"terminated": terminated, "truncated": truncated},
         mask,
     )
-    return kernels.estimate("vtrace", [log_ratio.exp(), reward, *values, *flags, mask], settings)
+    return kernels.run_estimator("vtrace", [log_ratio.exp(), reward, *values, *flags, mask], settings)
 
 
 def lambda_return(
@@ -148,15 +148,16 @@ def n_step_return(
 
 
 def _estimate_return(
-    name: str, reward: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, settings: tuple[float, float]
-) -> Tensor:
+    name: Literal["lambda_return", "n_step_return"], reward: Any, next_value: Any, terminated: Any, truncated: Any,
+    mask: Any, settings: tuple[float, float],
+) -> Tensor:  # fmt: skip
     values, flags, mask = align(
         {"reward": reward, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
         mask,
         cast=False,
     )
-    return kernels.estimate(name, [*values, *flags, mask], settings)
+    return kernels.run_estimator(name, [*values, *flags, mask], settings)
 
 
 def discounted_return(
@@ -189,7 +190,7 @@ def discounted_return(
         ended = torch.logical_or(flags[0][-1], flags[1][-1])
         last = torch.where(ended, bootstrap[-1], _last_value(last_value, reward))
         bootstrap = torch.cat([bootstrap[:-1], last[None]])
-    return kernels.estimate("lambda_return", [reward, bootstrap, *flags, mask], (gamma, 1.0))
+    return kernels.run_estimator("lambda_return", [reward, bootstrap, *flags, mask], (gamma, 1.0))
 
 
 def _last_value(last_value: Any, reward: Tensor) -> Tensor:
@@ -205,5 +206,5 @@ def _last_value(last_value: Any, reward: Tensor) -> Tensor:
 
 def _native_result(estimator: str, *arguments: Any) -> Any:
     """Return the result of the native core; None without a native core, or if an argument does not fit."""
-    native = None if torch.compiler.is_compiling() else kernels.native()
+    native = None if torch.compiler.is_compiling() else kernels.native_core()
     return None if native is None else getattr(native, estimator)(*arguments)

@@ -20,7 +20,7 @@ from relive.errors import (
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Counted, Prioritized, Uniform
 from relive.replay.samplers.registry import STAND_INS
-from relive.storage.disk import is_disk_memory, newest_commit
+from relive.storage.disk import is_disk_memory, read_newest_commit
 
 
 def load_read_only(path: str | PathLike[str], *, number: int | None = None) -> Any:
@@ -63,7 +63,7 @@ def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | N
     if is_disk_memory(root):
         number, error = 0, None
         try:
-            number = newest_commit(root).number
+            number = read_newest_commit(root).number
             with peek(root) as replay:
                 replay.check()
         except InvariantError as exception:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, reduce
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ import torch
 from relive import locking
 from relive.errors import SchemaError, explain
 from relive.kernels import torch_ops
+
+if TYPE_CHECKING:
+    from relive.kernels._native import ProcessLock
 
 try:
     from relive.kernels import _native
@@ -39,6 +42,7 @@ if _native is not None:
     del _probes
 
 _active = _native
+Estimates = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _forced: Literal["torch", "triton"] | None = None
 
 crc32: Callable[..., int] = getattr(_native, "crc32", zlib.crc32)
@@ -53,7 +57,7 @@ def backend() -> Literal["native", "torch", "triton"]:
     return _forced or ("torch" if _active is None else "native")
 
 
-def native() -> Any:
+def native_core() -> Any:
     """Return the native module; None if it is not installed or another backend is forced."""
     return _active
 
@@ -85,7 +89,7 @@ def _require_host_launches() -> None:
         remedy = "Install it: pip install 'relive[triton]'."
         raise RuntimeError(explain('kernels.force("triton")', "an installed Triton", "no module triton", remedy))
     try:
-        _probe(torch.device("cpu"))
+        _launch_probe(torch.device("cpu"))
     except Exception as error:
         expected = "Triton's interpreter, or a driver that takes CPU tensors"
         remedy = (
@@ -94,10 +98,10 @@ def _require_host_launches() -> None:
         raise RuntimeError(explain('kernels.force("triton")', expected, _describe_failure(error), remedy)) from error
 
 
-def _probe(device: torch.device) -> None:
-    from relive.kernels.triton.launching import probe  # noqa: PLC0415 (needs Triton)
+def _launch_probe(device: torch.device) -> None:
+    from relive.kernels.triton.launching import launch_probe  # noqa: PLC0415 (needs Triton)
 
-    probe(device)
+    launch_probe(device)
 
 
 def _describe_failure(error: Exception) -> str:
@@ -128,7 +132,7 @@ def _triton_works_on(device: torch.device) -> bool:
     if not _has_triton() or (torch.version.hip is None and torch.cuda.get_device_capability(device) < (7, 5)):
         return False
     try:
-        _probe(device)
+        _launch_probe(device)
     except Exception as error:
         # Every error is caught, because Triton, its assembler and its C compiler raise errors of many classes.
         remedy = "Torch ops serve instead, with more launches per call; install the Triton that comes with your torch."
@@ -144,32 +148,34 @@ def force_torch() -> AbstractContextManager[None]:
     return force("torch")
 
 
-def choose_backend(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "triton", "torch"]:
-    """Return the backend for a ring in these tensors, with stacks of `frames` frames."""
+def choose_backend(tensors: Sequence[torch.Tensor], num_frames: int = 1) -> Literal["native", "triton", "torch"]:
+    """Return the backend for a ring in these tensors, with stacks of `num_frames` frames."""
     if runs_triton(tensors):
         return "triton"
-    return "native" if runs_native(tensors) and frames <= native().MAX_FRAMES else "torch"
+    return "native" if runs_native(tensors) and num_frames <= native_core().MAX_FRAMES else "torch"
 
 
-def has_process_locks() -> bool:
+def supports_process_locks() -> bool:
     """Whether locks shared between processes are supported."""
     return hasattr(_active, "ProcessLock")
 
 
-def lock_bytes() -> int:
+def process_lock_bytes() -> int:
     """Return the size in bytes of a lock shared between processes."""
-    return native().LOCK_BYTES
+    return native_core().LOCK_BYTES
 
 
-def process_lock(memory: torch.Tensor, is_new: bool, recover: Callable[[], None], seconds: float) -> Any:
+def make_process_lock(
+    memory: torch.Tensor, is_new: bool, recover: Callable[[], None], max_seconds: float
+) -> ProcessLock:
     """Make a re-entrant lock in shared memory, which calls `recover` if its last holder died.
 
-    Waiting for the lock ends with a TimeoutError after `seconds`.
+    Waiting for the lock ends with a TimeoutError after `max_seconds`.
     """
-    return native().ProcessLock(memory, is_new, recover, seconds)
+    return native_core().ProcessLock(memory, is_new, recover, max_seconds)
 
 
-def guarded_lock(guard: Callable[[], object]) -> Any:
+def make_guarded_lock(guard: Callable[[], object]) -> AbstractContextManager[None]:
     """Make a re-entrant lock for threads that calls `guard` after locking, and unlocks if it raises."""
     if _native is None:
         return locking.GuardedLock(guard)
@@ -183,7 +189,19 @@ def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     return all(tensor.is_cpu and tensor.ndim <= _active.MAX_AXES for tensor in tensors)
 
 
-def estimate(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
+@overload
+def run_estimator(
+    name: Literal["gae", "vtrace"], tensors: Sequence[torch.Tensor | None], settings: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def run_estimator(
+    name: Literal["lambda_return", "n_step_return"], tensors: Sequence[torch.Tensor | None], settings: Sequence[float]
+) -> torch.Tensor: ...
+
+
+def run_estimator(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Estimates:
     """Run the estimator `name` on converted tensors, in their promoted float dtype, at least float32.
 
     The last three tensors are the flags: terminated, truncated and the mask.
@@ -192,16 +210,18 @@ def estimate(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequen
     dtype = reduce(torch.promote_types, (value.dtype for value in values), torch.float32)
     cast = [*(value.to(dtype) for value in values), *flags]
     if not torch.compiler.is_compiling() and _active is not None:
-        result = _estimate_natively(name, cast, settings)
+        result = _run_native_estimator(name, cast, settings)
         if result is not None:
             return result
     return getattr(torch_ops, name)(*cast, *settings)
 
 
-def _estimate_natively(name: str, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
+def _run_native_estimator(
+    name: str, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]
+) -> Estimates | None:
     if not all(t is None or (type(t) is torch.Tensor and t.device.type == "cpu") for t in tensors):
         return None
-    kernel = getattr(native(), name)
+    kernel = getattr(native_core(), name)
     result = kernel(*tensors, *settings)
     if result is None:
         # The kernels need one stride for all axes after time, so they are called again with contiguous copies.

@@ -35,11 +35,11 @@ class PriorityTree(Protocol):
         """Return the priorities of `leaves`: float64 [K]."""
         ...
 
-    def total(self) -> torch.Tensor | float:
+    def total_priority(self) -> torch.Tensor | float:
         """Return the sum of all priorities. A sum that exceeds float64 is infinite, which does not affect draws."""
         ...
 
-    def smallest(self) -> torch.Tensor | float:
+    def smallest_priority(self) -> torch.Tensor | float:
         """Return the smallest positive priority; infinity if all are zero."""
         ...
 
@@ -52,22 +52,22 @@ class PriorityTree(Protocol):
         ...
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
+        self, count: int, random: Randomness, beta: float, by_global_min: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Draw with weights (smallest / priority)^beta, float32 [count] in (0, 1].
 
-        With `by_smallest`, `smallest` is the smallest positive priority of the tree, else the smallest priority of the
+        With `by_global_min`, `smallest` is the smallest positive priority of the tree, else the smallest one of the
         drawn leaves. Weights are written to `weights` if passed.
         """
         ...
 
-    def update(
-        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any
+    def update_priorities(
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, largest: Any
     ) -> tuple[int, int] | None:
         """Check priorities and set leaves to (priority + eps)^alpha; leaves of -1 are skipped.
 
         Return the position of the first invalid priority, or -1, and the number of skipped leaves. If a priority is
-        invalid, nothing changes. If a priority exceeds `numbers[0]`, `numbers[0]` becomes that priority. A tree that
+        invalid, nothing changes. If a priority exceeds `largest[0]`, `largest[0]` becomes that priority. A tree that
         does not support this call returns None and changes nothing.
         """
         ...
@@ -80,14 +80,14 @@ class PriorityTree(Protocol):
         """Recompute all sums from the leaves."""
         ...
 
-    def check(self) -> float:
+    def max_sum_error(self) -> float:
         """Return the largest relative error of a sum; infinity if a stored minimum is wrong."""
         ...
 
 
-def priority_tree(num_leaves: int, device: torch.device, allocator: Allocator | None = None) -> PriorityTree:
+def make_priority_tree(num_leaves: int, device: torch.device, allocator: Allocator | None = None) -> PriorityTree:
     """Make a tree of `num_leaves` zero priorities, or restore the tree that is stored in the memory of `allocator`."""
-    if device.type == "cpu" and kernels.native() is not None:
+    if device.type == "cpu" and kernels.native_core() is not None:
         return NativeTree(num_leaves, LocalAllocator(device) if allocator is None else allocator)
     return _TorchTree(num_leaves, device)
 
@@ -98,17 +98,17 @@ class NativeTree:
     keeps_largest = False
 
     def __init__(self, num_leaves: int, allocator: Allocator) -> None:
-        native = kernels.native().PriorityTree
+        native = kernels.native_core().PriorityTree
         self.num_leaves = num_leaves
         sizes = zip(("leaves", "sums", "least", "summary"), native.sizes(num_leaves), strict=True)
         memory = tuple(allocator.allocate(f"tree.{name}", (size,), torch.float64) for name, size in sizes)
         self._leaves = memory[0]
         self._tree = native(memory, num_leaves)
-        self.total = self._tree.total
-        self.smallest = self._tree.smallest
+        self.total_priority = self._tree.total
+        self.smallest_priority = self._tree.smallest
         self.rebuild = self._tree.rebuild
-        self.check = self._tree.deviation
-        self.update = self._tree.update
+        self.max_sum_error = self._tree.deviation
+        self.update_priorities = self._tree.update
         self.set_written_slots = self._tree.set_written_slots
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
@@ -125,9 +125,9 @@ class NativeTree:
         return self._tree.draw(count, random.capsule)
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
+        self, count: int, random: Randomness, beta: float, by_global_min: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return _copy_weights(self._tree.draw_weighted(count, random.capsule, beta, by_smallest), weights)
+        return _copy_weights(self._tree.draw_weighted(count, random.capsule, beta, by_global_min), weights)
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]
@@ -185,9 +185,9 @@ class _TorchTree:
         self._running = _RunningSums(num_blocks, self._scales)
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
-        self._require_range(leaves)
+        self._require_leaves_in_range(leaves)
         if isinstance(priorities, torch.Tensor):
-            self._leaves.scatter_(0, leaves, _repeat_last_values(leaves, priorities))
+            self._leaves.scatter_(0, leaves, _take_last_value_per_leaf(leaves, priorities))
         else:
             self._leaves.scatter_(0, leaves, priorities)
         if len(leaves) >= len(self._blocks):
@@ -196,40 +196,42 @@ class _TorchTree:
             self._recompute_sums(leaves // self._size)
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
-        self._require_range(leaves)
+        self._require_leaves_in_range(leaves)
         return self._leaves.index_select(0, leaves)
 
-    def total(self) -> torch.Tensor:
+    def total_priority(self) -> torch.Tensor:
         normal, tiny = self._sums.sum(0)
         return torch.where(normal >= _TINY_TOTAL, normal / self._scales[0, 0], tiny / self._scales[1, 0])
 
-    def smallest(self) -> torch.Tensor:
+    def smallest_priority(self) -> torch.Tensor:
         # Reading all leaves takes two launches. Minima of blocks would cost more in every update.
         return torch.where(self._leaves > 0, self._leaves, math.inf).amin()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
         running = self._running
-        running.compute(self._sums)
+        running.compute_from(self._sums)
         if self._is_cpu and not running.total.numpy() > 0:
             return None
         # Points are in (0, total], so the first block whose running sum reaches a point is not empty.
         points = random.uniform_in_slices(count, self._leaves.device) * running.total
         block = torch.searchsorted(running.ends, points)
         points -= running.starts.index_select(0, block)
-        leaf = _find_first_reaching(self._blocks.index_select(0, block).mul_(running.scale), points)
+        leaf = _find_where_sum_reaches(self._blocks.index_select(0, block).mul_(running.scale), points)
         return leaf.add_(block, alpha=self._size)
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
+        self, count: int, random: Randomness, beta: float, by_global_min: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         leaves = self.draw(count, random)
         if leaves is None:
             return None
         priorities = self._leaves.index_select(0, leaves)
-        smallest = self.smallest() if by_smallest else priorities.min()
+        smallest = self.smallest_priority() if by_global_min else priorities.min()
         return _copy_weights((leaves, importance_weights(priorities, smallest, beta)), weights)
 
-    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
+    def update_priorities(
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, largest: Any
+    ) -> None:
         """Return None: updates are not supported, because checking the priorities would synchronise with the device."""
 
     def leaves_view(self) -> torch.Tensor:
@@ -239,7 +241,7 @@ class _TorchTree:
         torch.sum(self._blocks * _NORMAL, 1, out=self._normal)
         torch.sum(self._blocks * _TINY, 1, out=self._tiny)
 
-    def check(self) -> float:
+    def max_sum_error(self) -> float:
         worst = 0.0
         for stored, scale in ((self._normal, _NORMAL), (self._tiny, _TINY)):
             expected = (self._blocks * scale).sum(1)
@@ -252,14 +254,14 @@ class _TorchTree:
         rows = self._rows.index_select(0, blocks)
         self._sums.index_copy_(0, blocks, (rows * self._scales).sum(2))
 
-    def _require_range(self, leaves: torch.Tensor) -> None:
+    def _require_leaves_in_range(self, leaves: torch.Tensor) -> None:
         if self._is_cpu and len(leaves):
             numbers = leaves.numpy()
             if numbers.min() < 0 or numbers.max() >= self.num_leaves:
                 raise IndexError(f"leaf: expected 0 to {self.num_leaves - 1}, got {numbers.min()} to {numbers.max()}.")
 
 
-def _repeat_last_values(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _take_last_value_per_leaf(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace each value by the value of the last entry with the same leaf, to make scattering deterministic."""
     # `torch.searchsorted` would warn about an input that is not contiguous.
     leaves = leaves.contiguous()
@@ -287,13 +289,13 @@ class _RunningSums:
             self._running[:-2], self._running[1:-1], self._running[-2], self._running[-1],
         )  # fmt: skip
 
-    def compute(self, sums: torch.Tensor) -> None:
+    def compute_from(self, block_sums: torch.Tensor) -> None:
         """Compute the running sums from the sums of blocks [blocks, 2] with both factors."""
-        torch.cummax(sums.cumsum(0).masked_fill_(sums == 0, 0.0), 0, out=(self._sums, self._positions))
+        torch.cummax(block_sums.cumsum(0).masked_fill_(block_sums == 0, 0.0), 0, out=(self._sums, self._positions))
         torch.where(self._normal_total >= _TINY_TOTAL, self._normal, self._tiny, out=self._running)
 
 
-def _find_first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+def _find_where_sum_reaches(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """Return for each row of [n, m] the first entry whose running sum reaches the row's point, one of [n].
 
     The entry is positive, because points are. A point above the sum of its row selects the last positive entry.

@@ -16,7 +16,7 @@ from relive.schema.conversion import as_indexable
 T = TypeVar("T")
 
 
-class Reader(Protocol):
+class ItemReader(Protocol):
     """Reads items of several columns by an int64 index."""
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
@@ -33,15 +33,15 @@ class Reader(Protocol):
         ...
 
 
-def make_reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
-    """Return a reader of columns; the first `lead` axes of each column count as one flat axis of `items` items."""
+def make_reader(columns: Sequence[torch.Tensor], lead_ndim: int, num_items: int) -> ItemReader:
+    """Return a reader of columns; the first `lead_ndim` axes of each column count as one flat axis."""
     if kernels.runs_native(columns):
-        return kernels.native().Gather(list(columns), [column.ndim - lead for column in columns], items)
+        return kernels.native_core().Gather(list(columns), [column.ndim - lead_ndim for column in columns], num_items)
     if kernels.runs_triton(columns) and all(column.is_contiguous() for column in columns):
         from relive.kernels.triton.read import TritonGather  # noqa: PLC0415 (needs Triton)
 
-        return TritonGather(columns, lead)
-    return _TorchReader(columns, lead)
+        return TritonGather(columns, lead_ndim)
+    return _TorchItemReader(columns, lead_ndim)
 
 
 class RebindingReader(Generic[T]):
@@ -56,14 +56,14 @@ class RebindingReader(Generic[T]):
     def _data_pointers(self) -> list[int]:
         return [column.data_ptr() for column in self._columns]
 
-    def current(self) -> T:
+    def current_reader(self) -> T:
         """Return a reader of the columns at their present addresses."""
         if self._is_exposed() and self._data_pointers() != self._addresses:
             self._reader, self._addresses = self._make(), self._data_pointers()
         return self._reader
 
 
-class _TorchReader:
+class _TorchItemReader:
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         self._dtypes = [column.dtype for column in columns]
         self._columns = [as_indexable(column.flatten(0, lead - 1)) for column in columns]
@@ -94,16 +94,16 @@ def copy_shuffled(index: torch.Tensor, random: Randomness) -> torch.Tensor:
         return index[torch.randperm(len(index), generator=generator, device=index.device)]
     index = index.clone()
     if kernels.runs_native((index,)):
-        kernels.native().shuffle(index, random.capsule)
+        kernels.native_core().shuffle(index, random.capsule)
     else:
         np.random.Generator(random.bits).shuffle(index.numpy())
     return index
 
 
-def permutation(count: int, random: Randomness, device: torch.device) -> torch.Tensor:
+def draw_permutation(count: int, random: Randomness, device: torch.device) -> torch.Tensor:
     """Return the numbers 0 to `count` − 1 in a random order."""
-    if device.type == "cpu" and kernels.native() is not None:
-        return kernels.native().permutation(count, random.capsule)
+    if device.type == "cpu" and kernels.native_core() is not None:
+        return kernels.native_core().permutation(count, random.capsule)
     if device.type != "cpu":
         return torch.randperm(count, generator=random.generator(device), device=device)
     return copy_shuffled(torch.arange(count, device=device), random)

@@ -54,7 +54,7 @@ class SequenceIndex(Protocol):
 
 
 @dataclass(frozen=True)
-class TorchIndex:
+class TorchSequenceIndex:
     """Sequences as slices of one list of steps, on any device."""
 
     is_first: torch.Tensor
@@ -70,7 +70,7 @@ class TorchIndex:
     def __len__(self) -> int:
         return len(self.start)
 
-    def rows(self, numbers: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def find_rows(self, numbers: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the rows [B, length] of the sequences with these numbers, their mask, and the first rows [B].
 
         After the last step of a sequence, its rows are -1.
@@ -82,7 +82,7 @@ class TorchIndex:
         return torch.where(mask, self.order[position], -1), mask, self.order[start]
 
 
-def reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+def find_reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
     """Return the mask of reset rows [T + 1, N]: each row after a row that ended an episode and was no reset row.
 
     `ended` [T, N] is the mask of rows that ended an episode, and `resetting` [N] the mask of reset rows in the first
@@ -103,20 +103,20 @@ def find_sequences(flags: StepFlags, spec: SequenceSpec, tensors: list[torch.Ten
     `tensors` are the columns that will be read: the native index is used only if the native core reads all of them.
     """
     if not kernels.runs_native(tensors):
-        return _find_in_torch(flags, spec)
-    return kernels.native().SequenceIndex(
+        return _find_sequences_in_torch(flags, spec)
+    return kernels.native_core().SequenceIndex(
         flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starts_episode,
         spec.length or 0, spec.stride, spec.split, spec.keep_tail,
     )  # fmt: skip
 
 
-def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
+def _find_sequences_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchSequenceIndex:
     ended, mask = (flags.terminated | flags.truncated)[: flags.steps], flags.mask
     steps, envs = ended.shape
     order = torch.arange(ended.numel(), device=ended.device).view(steps, envs).t().flatten()
     if mask is not None:
         order = order[mask.t().flatten()]
-    is_last = order // envs == _last_transition(mask, ended)[order % envs]
+    is_last = order // envs == _find_last_transitions(mask, ended)[order % envs]
     if spec.split:
         is_last |= ended.flatten()[order]
     stop = is_last.nonzero().squeeze(1) + 1
@@ -134,10 +134,10 @@ def _find_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchIndex:
     # The rows that a mask excludes are reset rows, and an episode starts after each reset row.
     precedes_start = ended[:-1] if mask is None else ~mask[:-1]
     is_first = torch.cat([flags.starts_episode.unsqueeze(0), precedes_start])
-    return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
+    return TorchSequenceIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
 
 
-def _last_transition(mask: torch.Tensor | None, ended: torch.Tensor) -> torch.Tensor:
+def _find_last_transitions(mask: torch.Tensor | None, ended: torch.Tensor) -> torch.Tensor:
     """Return the last step of each environment that is a transition [N]."""
     steps = torch.arange(len(ended), device=ended.device).unsqueeze(1).expand_as(ended)
     return (steps if mask is None else torch.where(mask, steps, -1)).amax(0)
@@ -158,19 +158,19 @@ class SequenceReader(Protocol):
         ...
 
 
-def sequence_reader(
+def make_sequence_reader(
     index: SequenceIndex, length: int, layout: Layout, steps: list[torch.Tensor], initial: list[torch.Tensor]
 ) -> SequenceReader:
     """Return a reader of columns [T, N, …]: `steps` at every step of a sequence, `initial` at its first step."""
-    if isinstance(index, TorchIndex):
+    if isinstance(index, TorchSequenceIndex):
         return _TorchSequenceReader(index, length, layout, steps, initial)
     ndims = ([column.ndim - 2 for column in columns] for columns in (steps, initial))
-    return kernels.native().SequenceGather(index, length, layout, steps, next(ndims), initial, next(ndims))
+    return kernels.native_core().SequenceGather(index, length, layout, steps, next(ndims), initial, next(ndims))
 
 
 @dataclass
 class _TorchSequenceReader:
-    index: TorchIndex
+    index: TorchSequenceIndex
     length: int
     layout: Layout
     steps: list[torch.Tensor]
@@ -185,7 +185,7 @@ class _TorchSequenceReader:
         numbers = numbers[start:stop]
         if self.layout == "packed":
             numbers = numbers[self.index.count[numbers].argsort(descending=True, stable=True)]
-        rows, mask, first_rows = self.index.rows(numbers, self.length)
+        rows, mask, first_rows = self.index.find_rows(numbers, self.length)
         if self.layout != "batch_first":
             rows, mask = rows.t().contiguous(), mask.t().contiguous()
         if self.layout == "packed":

@@ -13,7 +13,7 @@ from relive.errors import SchemaError, explain
 from relive.schema.fields import Field, Schema, Tree
 
 
-class Flattening:
+class StepFlattener:
     """Flattens the fields of a step in the schema's order, in one native call for plain dicts, tuples and lists.
 
     Args:
@@ -24,17 +24,17 @@ class Flattening:
 
     def __init__(self, schema: Schema, positional: Sequence[str], named: Sequence[str] = ()) -> None:
         self._schema, self._positional, self._named = schema, tuple(positional), tuple(named)
-        native = kernels.native()
-        trees = ({name: _nesting(schema.trees[name]) for name in names} for names in (positional, named))
+        native = kernels.native_core()
+        trees = ({name: _to_nested_dicts(schema.trees[name]) for name in names} for names in (positional, named))
         self._native = None if native is None else native.Flattener(*trees)
 
     def __call__(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         """Return the leaves of all fields. Raises a SchemaError that names an undeclared key or field."""
         leaves = None if self._native is None else self._native.flatten(values, extra)
-        return tuple(chain.from_iterable(self.by_field(values, extra).values())) if leaves is None else leaves
+        return tuple(chain.from_iterable(self.flatten_by_field(values, extra).values())) if leaves is None else leaves
 
-    def by_field(
-        self, values: tuple[Any, ...], extra: dict[str, Any], staged: Container[str] = ()
+    def flatten_by_field(
+        self, values: tuple[Any, ...], extra: dict[str, Any], staged_names: Container[str] = ()
     ) -> dict[str, tuple[Any, ...]]:
         """Return the leaves of each field that is not staged. Raises if a staged field is passed again."""
         schema, leaves = self._schema, {}
@@ -42,7 +42,7 @@ class Flattening:
             schema.check_declared(name)
         names = (*self._positional, *self._named)
         for name, value in zip(names, (*values, *map(extra.get, self._named)), strict=True):
-            if name not in staged:
+            if name not in staged_names:
                 leaves[name] = schema.flatten(name, value)
             elif value is not None:
                 remedy = "It is staged already: leave it out."
@@ -50,9 +50,9 @@ class Flattening:
         return leaves
 
 
-def _nesting(tree: Tree) -> Any:
+def _to_nested_dicts(tree: Tree) -> Any:
     """Return a tree of fields as nested dicts, with None for each leaf."""
-    return None if isinstance(tree, Field) else {name: _nesting(part) for name, part in tree.items()}
+    return None if isinstance(tree, Field) else {name: _to_nested_dicts(part) for name, part in tree.items()}
 
 
 class RowWriter(Protocol):
@@ -80,11 +80,11 @@ class RowWriter(Protocol):
         ...
 
 
-def row_writer(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, has_env_axis: bool) -> RowWriter:
+def make_row_writer(tensors: Sequence[torch.Tensor], is_optional: Sequence[bool], *, has_env_axis: bool) -> RowWriter:
     """Make a writer into these tensors. Without an environment axis (N = 1), leaves lack the axis N."""
     if not kernels.runs_native(tensors):
         return _TorchRows(tensors, has_env_axis)
-    return _NativeRows(kernels.native().Columns(list(tensors), list(optional), 0 if has_env_axis else 1))
+    return _NativeRows(kernels.native_core().Columns(list(tensors), list(is_optional), 0 if has_env_axis else 1))
 
 
 class _NativeRows:
@@ -114,13 +114,13 @@ class _TorchRows:
             rows = max(map(len, self._tensors))
             # Views made in inference mode could not be written outside of it.
             with torch.inference_mode(False):
-                views = [tuple(map(_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors]
+                views = [tuple(map(_as_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors]
             self._views = list(zip(*views, strict=True))
         views = self._views[row]
         pairs = list(zip(views if columns is None else [views[i] for i in columns], leaves, strict=True))
         missing = [view for view, leaf in pairs if leaf is None]
         for word in (torch.int32, torch.uint8):
-            copies = [(view, _words(leaf)) for view, leaf in pairs if leaf is not None and view.dtype == word]
+            copies = [(view, _as_words(leaf)) for view, leaf in pairs if leaf is not None and view.dtype == word]
             if copies:
                 torch._foreach_copy_([view for view, _ in copies], [leaf for _, leaf in copies])
         if missing:
@@ -128,7 +128,7 @@ class _TorchRows:
         return -1
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
+def _as_words(tensor: torch.Tensor) -> torch.Tensor:
     """View a contiguous tensor as flat int32, or as bytes if its elements are shorter than four bytes.
 
     Devices copy many tensors in one launch only if all have the same dtype.

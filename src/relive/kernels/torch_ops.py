@@ -21,7 +21,7 @@ def gae(
     gamma: float, lam: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     open_ = _find_open_steps(terminated, truncated, mask)
-    advantage = _scan(_td_error(reward, value, next_value, terminated, gamma), gamma * lam, open_)
+    advantage = _solve_recurrence(_td_error(reward, value, next_value, terminated, gamma), gamma * lam, open_)
     invalid = _invert_mask(mask)
     return _zero_invalid(advantage, invalid), _zero_invalid(advantage + value, invalid)
 
@@ -36,7 +36,7 @@ def lambda_return(
     weighted_bootstrap = (
         torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
     )
-    return_ = _scan(torch.add(reward, weighted_bootstrap, alpha=gamma), gamma * lam, open_)
+    return_ = _solve_recurrence(torch.add(reward, weighted_bootstrap, alpha=gamma), gamma * lam, open_)
     return _zero_invalid(return_, _invert_mask(mask))
 
 
@@ -67,7 +67,7 @@ def vtrace(
     open_ = _find_open_steps(terminated, truncated, mask)
     rho, decay = ratio.clamp(max=rho_bar), ratio.clamp(max=c_bar) * (gamma * lam)
     delta = _td_error(reward, value, next_value, terminated, gamma)
-    value_corrections = _scan(rho * delta, decay, open_)
+    value_corrections = _solve_recurrence(rho * delta, decay, open_)
     advantage = rho * _add_later_rows(delta, gamma * lam, value_corrections, open_, 1)
     invalid = _invert_mask(mask)
     return _zero_invalid(advantage, invalid), _zero_invalid(value_corrections + value, invalid)
@@ -78,16 +78,16 @@ def add_axes(flags: Tensor, like: Tensor) -> Tensor:
     return flags.view(*flags.shape, *(1,) * (like.ndim - flags.ndim))
 
 
-def n_step_sums(
-    rewards: Sequence[Tensor], is_over: Tensor, missing: Tensor, gamma: float
+def sum_n_step_rewards(
+    rewards: Sequence[Tensor], is_over: Tensor, num_missing: Tensor, gamma: float
 ) -> tuple[list[Tensor], Tensor]:
     """Return Σ_{i<k} γ^i r[i] of rewards [n, B, …], in their dtype and order, and γ^k as float32 [B].
 
-    `is_over` [n, B] is False for the first k steps of each row, at least one, and `missing` [B] = n − k.
+    `is_over` [n, B] is False for the first k steps of each row, at least one, and `num_missing` [B] = n − k.
     """
-    factors, discounts = powers(gamma, len(is_over), is_over.device)
+    factors, discounts = discount_powers(gamma, len(is_over), is_over.device)
     sums = [_sum_in_order(reward, factors.view(-1, *(1,) * (reward.ndim - 1)), is_over) for reward in rewards]
-    return sums, discounts.index_select(0, missing)
+    return sums, discounts.index_select(0, num_missing)
 
 
 def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _td_error(reward: Tensor, value: Tensor, next_value: Tensor, terminated: Ten
     return torch.add(reward - value, next_value.masked_fill(terminated, 0), alpha=gamma)
 
 
-def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
+def _solve_recurrence(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
     """Solve y[t] = x[t] + decay[t] · (linked[t] ? y[t + 1] : 0). The last row must not be linked."""
     k = 1
     while k < len(x):
@@ -155,14 +155,14 @@ def _zero_invalid(output: Tensor, invalid: Tensor | None) -> Tensor:
 
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
-def count_from(start: int, stop: int, step: int, device: torch.device) -> Tensor:
+def cached_arange(start: int, stop: int, step: int, device: torch.device) -> Tensor:
     """Return `torch.arange(start, stop, step)`, int64 [L]."""
     return torch.arange(start, stop, step, device=device)
 
 
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
-def powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def discount_powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return γ^0 to γ^(count−1) as float64 [count], and γ^count down to γ^0 as float32 [count + 1]."""
     factors = [1.0]
     for _ in range(count):
@@ -173,7 +173,7 @@ def powers(gamma: float, count: int, device: torch.device) -> tuple[Tensor, Tens
 
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
-def ends_of_run(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def run_end_offsets(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return two tensors [3, 1] that locate three rows of a run of up to `count` steps.
 
     The rows are the first step, the final state and the last step. If m steps are missing at the end of the run, the

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from relive.errors import explain
-from relive.kernels.priority import PriorityTree, priority_tree
-from relive.kernels.reader import Reader, make_reader
+from relive.kernels.priority import PriorityTree, make_priority_tree
+from relive.kernels.reader import ItemReader, make_reader
 from relive.replay.continuity import StepContinuityCounter, StepContinuityStats, count_stored_continuity
 from relive.replay.invariants import check_kernels, check_rows
 from relive.replay.read_plan import PlanReader, ReadPlan
@@ -45,7 +45,7 @@ class Backend:
         """Warning to issue about written steps that look like a mistake; None without one."""
         self.counter = StepContinuityCounter()
         """Counts of the steps that this object has written, for warnings."""
-        self._readers: dict[Any, Reader] = {}
+        self._readers: dict[Any, ItemReader] = {}
         self._tree: PriorityTree | None = None
         self._is_valid: Callable[[], bool] | None = None
         """Fast check of all invariants of the ring; finds a violation but does not explain it."""
@@ -126,7 +126,7 @@ class Backend:
         return self._tree
 
     def _make_tree(self, num_leaves: int) -> PriorityTree:
-        return priority_tree(num_leaves, self.device, self.allocator)
+        return make_priority_tree(num_leaves, self.device, self.allocator)
 
     def set_mass_of_written_rows(self, mass: float | torch.Tensor) -> None:
         """Set the mass in the priority tree of all transitions that the last write added, and 0 for removed ones."""

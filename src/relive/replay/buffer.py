@@ -45,27 +45,35 @@ from relive.replay.views import View
 from relive.replay.views.view import BoundView
 from relive.schema.assembly import (
     MemoryRange,
-    assemble,
+    assemble_batch,
     check_batch_size,
     check_destination,
-    copy_into,
+    copy_leaves_into,
     import_tensordict,
     memory_range,
     to_device,
 )
-from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, warn_of_frame_stacks
+from relive.schema.autoreset import AutoresetModeChecker, parse_autoreset_mode, read_env_settings, warn_of_frame_stacks
 from relive.schema.checks import check_positive_int
 from relive.schema.conversion import as_tensor, convert_row_ids
-from relive.schema.fields import DTYPES, Declaration, Path, caller_shape, check_replay, replay_nbytes, replay_schema
+from relive.schema.fields import (
+    DTYPES,
+    Declaration,
+    Path,
+    caller_shape,
+    check_replay_settings,
+    make_replay_schema,
+    replay_nbytes,
+)
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics import counting
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers
 from relive.storage import LocalAllocator, Memory
-from relive.storage.allocator import require_memory
-from relive.storage.codec import Node
-from relive.storage.disk import reopen
+from relive.storage.allocator import require_host_memory
+from relive.storage.codec import JsonNode
+from relive.storage.disk import reopen_disk_memory
 
 _NO_MEASUREMENTS: Mapping[str, Any] = {}
 """The metrics and reasons of a step that was not added by `add_step`."""
@@ -126,18 +134,18 @@ class ReplayBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         self.capacity = check_positive_int("capacity", capacity)
         self.num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
-        self.autoreset, memory = parse_autoreset(autoreset), Memory.of(device)
-        self._schema = schema = replay_schema(obs, action, reward, extra or {})
-        check_replay(self.capacity, self.num_envs, next_obs, schema)
+        self.autoreset, memory = parse_autoreset_mode(autoreset), Memory.of(device)
+        self._schema = schema = make_replay_schema(obs, action, reward, extra or {})
+        check_replay_settings(self.capacity, self.num_envs, next_obs, schema)
         self.next_obs = next_obs
         envs = self.num_envs or 1
-        memory.require(replay_nbytes(schema, self.capacity, envs, next_obs))
+        memory.require_free_bytes(replay_nbytes(schema, self.capacity, envs, next_obs))
         self.device = torch.empty(0, device=memory.device).device
         refuse_observers_in_shared_memory(memory, stats, norm, SchemaError)
         self._observers = Observers(stats, norm, schema, self.num_envs, self.device)
         self.unbound_sampler = require_sampler(Uniform() if sampler is None else sampler)
         """The constructor's argument; files and copies of the buffer describe it."""
-        self._declared = DeclaredMode(self.autoreset)
+        self._declared = AutoresetModeChecker(self.autoreset)
         self._is_plain = schema.is_flat and not extra
         """Whether the buffer has neither nested nor extra fields."""
         allocator = memory.open(self)
@@ -205,7 +213,7 @@ class ReplayBuffer(StateDictMixin):
         next_obs: Literal["shared", "stored"] = "shared",
     ) -> int:  # fmt: skip
         """Return the number of bytes of the rows of a buffer with these arguments."""
-        return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
+        return replay_nbytes(make_replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
     @property
     def nbytes(self) -> int:
@@ -428,7 +436,7 @@ class ReplayBuffer(StateDictMixin):
             return self._sample_into(out, count, view)
         if view.finish is not None:
             leaves = view.read(*self.sampler.choose(count))
-            return assemble(leaves, leaves[INDEX].shape)
+            return assemble_batch(leaves, leaves[INDEX].shape)
         reserved_batch = view.reader.reserve_batch(count)
         slots, weight = self.sampler.choose(count)
         # The sampler may choose fewer rows than requested at the end of an epoch, so they get memory of their own.
@@ -443,7 +451,7 @@ class ReplayBuffer(StateDictMixin):
         targets = view.check_out(out, count, weight_spec, self._memory_ranges())
         if view.finish is not None:
             leaves = view.read(*sampler.choose(count))
-            return copy_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
+            return copy_leaves_into(out if len(leaves[INDEX]) == count else out[: len(leaves[INDEX])], leaves)
         slots = sampler.sample_into(count, targets[WEIGHT]) if sampler.returns_weights else sampler.choose(count)[0]
         if len(slots) != count:
             out, targets = out[: len(slots)], {path: target[: len(slots)] for path, target in targets.items()}
@@ -465,7 +473,7 @@ class ReplayBuffer(StateDictMixin):
             raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
         nbytes = count * view.plan.max_steps_per_row * self._max_row_bytes
         if nbytes > _MAX_UNCHECKED_BYTES and self.device.type == "cpu":
-            require_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
+            require_host_memory(nbytes, "sample", "Pass a smaller batch_size or shorter sequences.")
 
     def _bind_view(self, view: View | None) -> BoundView:
         """Return a view of this buffer; equal views are bound once."""
@@ -541,7 +549,7 @@ class ReplayBuffer(StateDictMixin):
                 stale_id = int(ids[slots < 0][0])
                 raise IndexError(explain("index", "stored rows", f"{stale_id}, which was overwritten", "Sample again."))
             leaves = bound_view.read(slots)
-            return assemble(leaves, leaves[INDEX].shape)
+            return assemble_batch(leaves, leaves[INDEX].shape)
 
     def ids(self) -> torch.Tensor:
         """Return the "index" of every stored transition [len], oldest first; `replay[…]` accepts it."""
@@ -562,7 +570,7 @@ class ReplayBuffer(StateDictMixin):
             with self._lock:
                 slots = self.storage.locate(ids)
                 leaves = self._bind_view(None).read(slots[slots >= 0])
-                return assemble(leaves, leaves[INDEX].shape)
+                return assemble_batch(leaves, leaves[INDEX].shape)
 
         return filter(len, (read_episode(ids[start:stop]) for start, stop in pairwise(edges)))
 
@@ -575,11 +583,11 @@ class ReplayBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return assemble(self.storage.rows.alias_leaves(), self.storage.ring.kind.shape)
+            return assemble_batch(self.storage.rows.alias_leaves(), self.storage.ring.kind.shape)
 
     @classmethod
     @torch.inference_mode(False)
-    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
+    def from_config(cls, config: JsonNode, saved: SnapshotReader, **changes: Any) -> ReplayBuffer:
         """Make an empty buffer from a saved config; `changes` (device, sampler) other than None override the config."""
         arguments = read_saved_arguments(config, saved, changes)
         check_saved_sizes(arguments, saved)
@@ -596,7 +604,7 @@ class ReplayBuffer(StateDictMixin):
         cls, root: PathLike[str], *, sampler: Sampler | None = None, only_reads: bool = False
     ) -> ReplayBuffer:
         """Open the buffer in a folder of disk memory with the settings of its last commit; see `relive.load`."""
-        allocator = reopen(root, only_reads=only_reads)
+        allocator = reopen_disk_memory(root, only_reads=only_reads)
         commit: Any = allocator.last_commit
         with allocator.closed_on_error():
             try:

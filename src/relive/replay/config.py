@@ -15,17 +15,17 @@ from relive.replay.native_backend import NativeBackend
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.registry import load_sampler
 from relive.replay.torch_backend import TorchBackend
-from relive.schema.fields import Mutable, parse_declaration, parse_device, replay_schema
+from relive.schema.fields import Mutable, make_replay_schema, parse_declaration, parse_device
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import saved_observers
 from relive.storage import Memory
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 
 def make_backend(rows: RowStorage) -> Backend:
     """Make the backend of the device that holds these rows."""
-    backend_name = kernels.choose_backend(rows.tensors, rows.schema.deepest_stack)
+    backend_name = kernels.choose_backend(rows.tensors, rows.schema.max_stack_frames)
     if backend_name == "native":
         return NativeBackend(rows)
     if rows.allocator.persistent:
@@ -53,9 +53,9 @@ def refuse_observers_in_shared_memory(
             raise error(explain(name, expected, "one", remedy))
 
 
-def read_saved_arguments(config: Node, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
+def read_saved_arguments(config: JsonNode, saved: SnapshotReader, changes: dict[str, Any]) -> dict[str, Any]:
     """Read a buffer's arguments from a saved config; `changes` that are not None override the config."""
-    num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+    num_envs, autoreset = config.entry("num_envs").none_if_null(), config.entry("autoreset").none_if_null()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     observers = saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs)
     device = changes.get("device") or parse_device(config.entry("device"))
@@ -80,10 +80,10 @@ def check_saved_sizes(arguments: Mapping[str, Any], saved: SnapshotReader) -> No
     """
     envs = arguments["num_envs"] or 1
     min_slots = arguments["capacity"] // envs
-    spec = saved.spec("ring.kind")
+    spec = saved.find_spec("ring.kind")
     if spec is None or len(spec[1]) != 2 or spec[1][1] != envs or spec[1][0] < min_slots:
         raise saved.array_node("ring.kind").error(f"at least {min_slots} slots for each of {envs} environments")
-    schema = replay_schema(*(arguments[name] for name in ("obs", "action", "reward", "extra")))
+    schema = make_replay_schema(*(arguments[name] for name in ("obs", "action", "reward", "extra")))
     columns = {f"column{i}": field for i, field in enumerate(schema.fields) if not isinstance(field, Mutable)}
     if arguments["next_obs"] == "stored":
         columns |= {f"next{i}": schema.fields[leaf] for i, leaf in enumerate(schema.leaf_indices["obs"])}

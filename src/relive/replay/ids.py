@@ -11,7 +11,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.replay.backend import Backend
 from relive.schema.conversion import as_numpy_if_cpu, as_tensor, convert, convert_row_ids, path_name
-from relive.schema.fields import Schema, mutable_schema
+from relive.schema.fields import Schema, select_mutable_fields
 
 PADDING_ID = -1
 """The id of padding in "step_index"."""
@@ -77,7 +77,7 @@ def write_mutable_leaves(
 
 def flatten_mutable_fields(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
     """Return the leaves of fields by their index in the schema; raises if a field is not mutable."""
-    mutable = mutable_schema(schema)
+    mutable = select_mutable_fields(schema)
     names = ", ".join(mutable.names) or "none is declared"
     if not fields:
         remedy = "Pass the new values by name."

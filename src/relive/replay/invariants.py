@@ -11,8 +11,8 @@ from relive.errors import InvariantError, explain, verify
 from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 from relive.schema.conversion import path_name
 from relive.schema.invariants import (
-    on_host,
     overflow_warnings,
+    to_host_array,
     verify_addresses,
     verify_elements,
     verify_flags,
@@ -66,7 +66,7 @@ def _check_tensor_layouts(rows: RowStorage) -> None:
     ring, schema = rows.ring, rows.schema
     num_envs = rows.leading_shape[0] if rows.leading_shape else 1
     num_sampleable = rows.rows_per_env + (not rows.stores_next_obs)
-    expected = (num_envs, num_sampleable, num_sampleable + schema.deepest_stack - 1)
+    expected = (num_envs, num_sampleable, num_sampleable + schema.max_stack_frames - 1)
     got = (ring.num_envs, ring.num_sampleable, ring.slots)
     verify(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
     copied_leaves = rows.obs_leaves if rows.stores_next_obs else ()
@@ -115,8 +115,8 @@ class _HostRows:
 
     def __init__(self, rows: RowStorage) -> None:
         ring, slots = rows.ring, rows.ring.slots
-        vars(self).update((name, on_host(tensor)) for name, tensor in ring.state.items())
-        self.terminated, self.truncated = map(on_host, rows.end_flags())
+        vars(self).update((name, to_host_array(tensor)) for name, tensor in ring.state.items())
+        self.terminated, self.truncated = map(to_host_array, rows.end_flags())
         self._newest = self.head - ~self.open
         age_dtype = np.int32 if slots < 1 << 30 else np.int64
         max_age = np.minimum(self._newest - self.floor, slots).astype(age_dtype)

@@ -26,14 +26,14 @@ from relive.replay.read_plan import INDEX, STEP_INDEX, WEIGHT, LeafSpecs, Leaves
 from relive.replay.samplers.prioritized import refuse_invalid_priorities
 from relive.replay.views import View
 from relive.schema.assembly import (
-    assemble,
+    assemble_batch,
     check_batch_size,
     check_destination,
-    copy_into,
+    copy_leaves_into,
     to_device,
 )
 from relive.schema.checks import as_float
-from relive.schema.conversion import as_tensor, convert_row_ids, numpy_view
+from relive.schema.conversion import as_tensor, convert_row_ids, view_as_numpy
 from relive.schema.fields import caller_shape
 
 
@@ -133,10 +133,10 @@ class Mixture:
             batches.append(batch)
         leaves = _concatenate(batches)
         if out is None:
-            return assemble(leaves, leaves[INDEX].shape)
+            return assemble_batch(leaves, leaves[INDEX].shape)
         # At the end of an epoch the samplers may choose fewer rows, which fill only the first rows of `out`.
         num_rows = len(leaves[INDEX])
-        return copy_into(out if num_rows == sum(counts) else out[:num_rows], leaves)
+        return copy_leaves_into(out if num_rows == sum(counts) else out[:num_rows], leaves)
 
     def _check_out(self, out: lazy.TensorDict, count: int, view: View | None) -> None:
         """Verify `out` before any row is drawn; its fields cannot be verified if a user's view computes them."""
@@ -164,7 +164,7 @@ class Mixture:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
         # Priorities are checked before any buffer is changed, but not on devices, where the check would synchronise.
-        if numpy_view(values) is not None:
+        if view_as_numpy(values) is not None:
             refuse_invalid_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         updates = [(buffer, source == i) for i, buffer in enumerate(buffers) if is_prioritized[i]]
@@ -182,13 +182,13 @@ class Mixture:
         buffers = list(self.buffers.values())
         ids, ids_shape = flatten_ids(index, buffers[0].device)
         is_id = ids >= (0 if len(ids_shape) == 1 else PADDING_ID)
-        if numpy_view(is_id) is not None and not is_id.all():
+        if view_as_numpy(is_id) is not None and not is_id.all():
             invalid_id = int(ids[~is_id][0])
             raise IndexError(explain("index", "ids of transitions", invalid_id, "Pass ids from batch['index']."))
         parts = []
         for i, buffer in enumerate(buffers):
             own_ids = torch.where((ids % len(buffers) == i) & (ids >= 0), ids // len(buffers), PADDING_ID)
-            if numpy_view(own_ids) is None or bool((own_ids >= 0).any()):
+            if view_as_numpy(own_ids) is None or bool((own_ids >= 0).any()):
                 parts.append((buffer, own_ids))
         for buffer, own_ids in parts:
             with buffer._lock:

@@ -16,7 +16,7 @@ from relive.replay.read_plan import INDEX, WEIGHT, Leaves, PlanReader, ReadAncho
 from relive.replay.ring import MAX_ROWS_PER_STEP
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
-from relive.schema.assembly import assemble, assembler
+from relive.schema.assembly import assemble_batch, make_assembler
 from relive.schema.fields import Stacked, caller_shape
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class NativeBackend(Backend):
         super().__init__(rows)
         self.core = _make_native_ring(rows)
         """The native ring over the memory of the rows."""
-        self.native = kernels.native()
+        self.native = kernels.native_core()
         """The native module; later calls of `kernels.force` do not affect it."""
         self._is_valid = self.core.is_valid
         self.core.watch_cuts(rows.has_stats)
@@ -205,8 +205,8 @@ class NativeReader(PlanReader):
             backend.core, [(read.leaf, plan.groups.index(read.group)) for read in plan.reads], groups, int(plan.layout),
             plan.cross_episodes, plan.step_index, *plan.num_steps_around, plan.n, plan.gamma,
         )  # fmt: skip
-        self._assemble = assembler(plan.paths)
-        self._assemble_weighted = assembler((*plan.paths, WEIGHT))
+        self._assemble = make_assembler(plan.paths)
+        self._assemble_weighted = make_assembler((*plan.paths, WEIGHT))
 
     def read(self, slots: torch.Tensor) -> Leaves:
         # `zip` has no `strict=True` here, because it would double the time of this loop.
@@ -248,7 +248,7 @@ class NativeReader(PlanReader):
         leaves[INDEX] = ids
         if weight is not None:
             leaves[WEIGHT] = weight
-        return assemble(leaves, slots.shape)
+        return assemble_batch(leaves, slots.shape)
 
     def _read_without_lock(self, reserved_batch: Any, slots: torch.Tensor) -> Leaves:
         return dict(zip(self.plan.paths, self._core.fill(reserved_batch, slots), strict=True))
@@ -262,7 +262,7 @@ def _make_native_ring(rows: RowStorage) -> Any:
         **ring.state, "journal": ring.journal, "row_checksums": rows.row_checksums,
         "rewrite_journal": rows.rewrite_journal, "rewrite_checksums": rows.mutable_checksums,
     }  # fmt: skip
-    return kernels.native().RingMemory(
+    return kernels.native_core().RingMemory(
         list(rows.leaves),
         stacks,
         list(rows.obs_leaves),

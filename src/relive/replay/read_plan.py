@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from relive import lazy
-from relive.schema.assembly import assemble, copy_leaves
+from relive.schema.assembly import assemble_batch, copy_tensor_pairs
 from relive.schema.fields import Path, Schema, caller_shape, is_initial_state
 
 if TYPE_CHECKING:
@@ -209,11 +209,11 @@ class PlanReader:
         leaves = self.read(slots)
         if weight is not None:
             leaves[WEIGHT] = weight
-        return assemble(leaves, slots.shape)
+        return assemble_batch(leaves, slots.shape)
 
     def read_into(self, targets: Leaves, slots: torch.Tensor) -> None:
         """Read the rows at these slots into a caller's tensors, except for weights, which the sampler has written."""
-        copy_leaves((targets[path], leaf) for path, leaf in self.read(slots).items())
+        copy_tensor_pairs((targets[path], leaf) for path, leaf in self.read(slots).items())
 
     def sample_unlocked(
         self, count: int, sampler: Sampler, lock: AbstractContextManager[Any]

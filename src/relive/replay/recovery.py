@@ -158,7 +158,7 @@ def _recover_rings(backend: NativeBackend, saved: SnapshotReader, commit: Commit
         got = f"floors from {int(floor.min())} and heads to {int(head.max())} (at most {new_rows} rows since)"
         expected, remedy = "floors of at least 0 and heads that are not below their floors", "Copy the folder again."
         raise CorruptCheckpoint(explain(commit.name, expected, got, remedy))
-    if commit.boot == disk.boot_id() and _is_state_after_kill(ring, head, floor, commit.max_rows_since_commit):
+    if commit.boot == disk.read_boot_id() and _is_state_after_kill(ring, head, floor, commit.max_rows_since_commit):
         backend.recover()
         if not backend.find_damaged_rows(head - commit.max_rows_since_commit, ring.head + 1).any():
             return

@@ -22,10 +22,10 @@ from torch.nn.functional import pad
 from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import explain
 from relive.kernels import complete
-from relive.kernels.torch_ops import count_from
-from relive.schema.invariants import on_host
+from relive.kernels.torch_ops import cached_arange
+from relive.schema.invariants import to_host_array
 from relive.storage import Allocator
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 MAX_ROWS_PER_STEP = 4
 """Maximum number of rows per step: a cut pending row, the step itself, the final row, and a row for `cut()`."""
@@ -201,7 +201,7 @@ class Ring:
 
         Also return a mask [count, B] of the rows that are not transitions, without the last row of each column.
         """
-        offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
+        offsets = cached_arange(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
         slots = (ids + offsets) % self.size
         return slots, self.kind_at(slots[:-1]) != TRANSITION
 
@@ -218,7 +218,7 @@ class Ring:
         # At most two rows (a reset and a cut) separate episodes, so transitions are at most three rows apart.
         row_spacing = 3 if crosses_episodes else 1
         rows_before, rows_after = (min(row_spacing * steps, self.slots - 1) for steps in (before, after - 1))
-        offsets = count_from(-rows_before * self.num_envs, rows_after * self.num_envs + 1, self.num_envs, ids.device)
+        offsets = cached_arange(-rows_before * self.num_envs, rows_after * self.num_envs + 1, self.num_envs, ids.device)
         nearby_ids = ids.unsqueeze(1) + offsets
         nearby_slots = nearby_ids % self.size
         is_step = self.kind_at(nearby_slots) == TRANSITION
@@ -329,14 +329,14 @@ class Ring:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore the state of a ring of the same size."""
         for name, (shape, dtype) in Ring.state_specs(self.slots, self.num_envs).items():
-            saved.require(name, shape, dtype)
-        check_ring(*(saved.tensor(name) for name in ("kind", "head", "count", "floor")))
-        saved.copy_into(self.state)
+            saved.require_array(name, shape, dtype)
+        check_ring(*(saved.read_verified(name) for name in ("kind", "head", "count", "floor")))
+        saved.copy_arrays_into(self.state)
 
 
 def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floor: torch.Tensor) -> None:
     """Verify the state of a ring from a file: a wrong kind or row number could address memory outside the ring."""
-    host_kind, host_head, host_count, host_floor = map(on_host, (kind, head, count, floor))
+    host_kind, host_head, host_count, host_floor = map(to_host_array, (kind, head, count, floor))
     max_row = (1 << 62) // (2 * len(host_head))
     num_transitions = np.count_nonzero(host_kind == TRANSITION, axis=0)
     for name, is_valid, got, expected in (
@@ -347,7 +347,7 @@ def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floo
     ):
         if not bool(is_valid.all()):
             place = np.argwhere(~is_valid)[0].tolist()
-            raise Node(f"state: ring.{name}{place}", got[tuple(place)].item()).error(expected)
+            raise JsonNode(f"state: ring.{name}{place}", got[tuple(place)].item()).error(expected)
 
 
 class HostRing:

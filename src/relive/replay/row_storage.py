@@ -18,7 +18,7 @@ from relive.schema.conversion import (
     as_indexable,
     convert,
     is_converted,
-    misaligned_error,
+    make_misaligned_error,
     path_name,
     ranges_overlap,
     refuse_reused_leaves,
@@ -54,7 +54,7 @@ class RowStorage:
         """Indices of the observation's leaves."""
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.obs_leaves)
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
-        history = schema.deepest_stack - 1
+        history = schema.max_stack_frames - 1
         self.ring = Ring.allocate(
             rows_per_env if stores_next_obs else rows_per_env + 1, num_envs or 1, history, allocator
         )
@@ -198,7 +198,7 @@ class RowStorage:
 
     def make_misaligned_error(self, leaf: int) -> SchemaError:
         """Make the error for a value at an unaligned address."""
-        return misaligned_error((*map(path_name, self.schema.paths), *map(path_name, self.next_paths))[leaf])
+        return make_misaligned_error((*map(path_name, self.schema.paths), *map(path_name, self.next_paths))[leaf])
 
     def state(self) -> State:
         """Return the state to save: the ring, the pending observations and mutable leaves."""
@@ -228,7 +228,7 @@ class RowStorage:
                 self.device
             )
         if self.mutable:
-            saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
+            saved.part("mutable").copy_arrays_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def rows_to_save(self) -> Rows:
         """Return the complete rows without their mutable leaves, so that no later write modifies them."""

@@ -11,9 +11,9 @@ from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import SchemaError, explain, verify
-from relive.kernels.steps import Flattening
+from relive.kernels.steps import StepFlattener
 from relive.replay.row_storage import RowStorage
-from relive.schema.autoreset import true_next_obs
+from relive.schema.autoreset import read_transition
 from relive.schema.checks import check_keys
 from relive.schema.conversion import EnvIdConverter, as_tensor, path_name
 from relive.schema.fields import caller_shape
@@ -30,8 +30,8 @@ class StepInput:
         self.staged: dict[str, tuple[torch.Tensor, ...]] = {}
         """Leaves of staged fields, by field."""
         names = self._schema.names
-        self._flatten = Flattening(self._schema, names[:5], names[5:])
-        self._flatten_next = Flattening(self._schema, ("obs",))
+        self._flatten = StepFlattener(self._schema, names[:5], names[5:])
+        self._flatten_next = StepFlattener(self._schema, ("obs",))
         self._block_names = {*names, "next_obs"}
         self._env_id_converter = EnvIdConverter(rows.leading_shape[0] if rows.leading_shape else None, rows.device)
 
@@ -53,7 +53,7 @@ class StepInput:
         """Return the leaves of a step without `next_obs`, from its five fixed fields `values` and its extra fields."""
         if not self.staged:
             return self._flatten(values, extra)
-        extra_leaves = self._flatten.by_field(values, extra, self.staged)
+        extra_leaves = self._flatten.flatten_by_field(values, extra, self.staged)
         return tuple(leaf for name in self._schema.names for leaf in self.staged.get(name) or extra_leaves[name])
 
     def flatten_next_obs(self, next_obs: Any) -> tuple[Any, ...]:
@@ -66,7 +66,7 @@ class StepInput:
         """Return the leaves of a result of `env.step`, the leaves of its true next observation, and its info."""
         rows = self._rows
         shape = rows.step_shape(envs)
-        next_leaves, reward, terminated, truncated = true_next_obs(step, mode, self._schema, shape, rows.device, obs)
+        next_leaves, reward, terminated, truncated = read_transition(step, mode, self._schema, shape, rows.device, obs)
         leaves = self.flatten_step((obs, action, reward, terminated, truncated), extra)
         return leaves, next_leaves, step[4]
 
@@ -100,7 +100,7 @@ class StepInput:
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore saved staged fields."""
         rows, columns = self._rows, self._schema.leaf_indices
-        arrays, staged = saved.tensors(self.max_staged_bytes), {}
+        arrays, staged = saved.read_all_arrays(self.max_staged_bytes), {}
         for node in saved.values.entry("names").items():
             name = node.text()
             if name not in columns:

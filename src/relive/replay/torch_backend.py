@@ -17,7 +17,7 @@ from relive.replay.continuity import StepContinuityStats, count_step_continuity
 from relive.replay.ring import FINAL, HISTORY, MAX_ID, MAX_ROWS_PER_STEP, NO_ID, PENDING, TRANSITION, Ring
 from relive.replay.row_storage import RowStorage
 from relive.rng import Randomness
-from relive.schema.conversion import as_indexable, as_numpy_if_cpu, numpy_view
+from relive.schema.conversion import as_indexable, as_numpy_if_cpu, view_as_numpy
 from relive.schema.fields import Stacked
 from relive.schema.invariants import verify_elements
 
@@ -544,5 +544,5 @@ def _find_equal_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers of a host tensor are finite."""
     # Values on the CPU are checked by numpy, which is faster than torch for few numbers.
-    array = numpy_view(tensor)
+    array = view_as_numpy(tensor)
     return bool(tensor.isfinite().all() if array is None else np.isfinite(array).all())

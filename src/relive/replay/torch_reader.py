@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from relive.kernels.torch_ops import add_axes, count_from, ends_of_run, n_step_sums
+from relive.kernels.torch_ops import add_axes, cached_arange, run_end_offsets, sum_n_step_rewards
 from relive.replay.read_plan import (
     DISCOUNT,
     INDEX,
@@ -46,7 +46,7 @@ def find_missing_steps(is_no_step: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 _ANCHOR_PLACES = {ReadAnchor.ROW: 0, ReadAnchor.FIRST: 0, ReadAnchor.NEXT: 1, ReadAnchor.LAST: 2}
-"""Index of each anchor in `ends_of_run`."""
+"""Index of each anchor in `run_end_offsets`."""
 
 
 class TorchReader(PlanReader):
@@ -106,9 +106,9 @@ class TorchReader(PlanReader):
         is_over, missing = find_missing_steps(is_no_step)
         rewards = backend.read_leaves(run[:-1].reshape(-1), tuple(self._summed)) if self._summed else []
         rewards = [leaf.view(*is_over.shape, *leaf.shape[1:]) for leaf in rewards]
-        sums, leaves[DISCOUNT] = n_step_sums(rewards, is_over, missing, self.plan.gamma)
+        sums, leaves[DISCOUNT] = sum_n_step_rewards(rewards, is_over, missing, self.plan.gamma)
         leaves |= zip(self._summed.values(), sums, strict=True)
-        places, shifts_per_missing_step = ends_of_run(n, slots.device)
+        places, shifts_per_missing_step = run_end_offsets(n, slots.device)
         return run.gather(0, torch.addcmul(places, shifts_per_missing_step, missing)), missing
 
     def _read_offsets(self, slots: torch.Tensor, extent: EpisodeExtent) -> Leaves:
@@ -199,13 +199,13 @@ def reduce_steps(steps: Leaves, plan: ReadPlan) -> Leaves:
     preceding = (steps[MASK] & ~train).sum(1) if plan.num_steps_around[0] else torch.zeros_like(steps[INDEX])
     ended = (steps[("terminated",)] & train).long()
     continues = train & (ended.cumsum(1) == ended)
-    rows = count_from(0, len(train), 1, device)
+    rows = cached_arange(0, len(train), 1, device)
     batch, last = {INDEX: steps[INDEX]}, torch.zeros_like(preceding)
     if plan.n:
-        summed_positions = rows.unsqueeze(1), preceding.unsqueeze(1) + count_from(0, plan.n, 1, device)
+        summed_positions = rows.unsqueeze(1), preceding.unsqueeze(1) + cached_arange(0, plan.n, 1, device)
         is_over, missing = find_missing_steps(~continues[summed_positions].t())
         summed = [read.path for read in plan.reads if read.group.anchor is ReadAnchor.SUM]
-        sums, batch[DISCOUNT] = n_step_sums(
+        sums, batch[DISCOUNT] = sum_n_step_rewards(
             [steps[path][summed_positions].transpose(0, 1) for path in summed], is_over, missing, plan.gamma
         )
         batch |= zip(summed, sums, strict=True)

@@ -10,10 +10,10 @@ import torch
 from relive import lazy
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree
-from relive.kernels.triton.draw import RowDrawer, group_totals
+from relive.kernels.triton.draw import RowDrawer, sum_counts_by_group
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.read import AT_FIRST, AT_LAST, AT_NEXT, AT_ROW, RowReader, Source
-from relive.kernels.triton.rings import MAX_COLUMNS, Frames, Leaf, Rings
+from relive.kernels.triton.rings import MAX_COLUMNS, FrameLayout, Leaf, Rings
 from relive.kernels.triton.stream import DeviceStream
 from relive.kernels.triton.windows import MAX_STEPS, Windows, find_windows
 from relive.kernels.triton.write import GROUPS, StepWriter
@@ -35,7 +35,7 @@ from relive.replay.read_plan import (
 from relive.replay.row_storage import RowStorage
 from relive.replay.samplers.prioritized import is_capturing_graph
 from relive.replay.torch_backend import DeviceBackend
-from relive.schema.assembly import assemble
+from relive.schema.assembly import assemble_batch
 from relive.schema.fields import Field, Stacked
 from relive.schema.invariants import verify_elements
 
@@ -51,7 +51,7 @@ class TritonBackend(DeviceBackend):
     def __init__(self, rows: RowStorage) -> None:
         super().__init__(rows)
         self._rings = rings = make_ring_arguments(rows)
-        self._totals = group_totals(rows.ring.count)
+        self._totals = sum_counts_by_group(rows.ring.count)
         """Number of transitions per group of environments, for draws; updated by writes."""
         self._drawer = RowDrawer(rings, self._totals)
         self._may_be_replayed = False
@@ -108,7 +108,7 @@ class TritonBackend(DeviceBackend):
 
     def rebuild_caches(self) -> None:
         super().rebuild_caches()
-        self._totals.copy_(group_totals(self.ring.count))
+        self._totals.copy_(sum_counts_by_group(self.ring.count))
 
     @property
     def may_be_empty(self) -> bool:
@@ -134,7 +134,7 @@ class TritonBackend(DeviceBackend):
 
     def check(self) -> None:
         super().check()
-        expected = group_totals(self.ring.count)
+        expected = sum_counts_by_group(self.ring.count)
         verify_elements(self._totals == expected, "totals of groups", "the sums of counts", self._totals)
 
     def _check_is_empty(self, has_rows: bool) -> None:
@@ -165,14 +165,17 @@ def make_ring_arguments(rows: RowStorage) -> Rings:
 def make_leaf_arguments(rows: RowStorage) -> tuple[list[Leaf], list[Leaf]]:
     """Return all leaves, and the explicitly stored next observations, as arguments of kernels."""
     frames = [_make_frames(field) for field in rows.schema.fields]
-    leaves = [Leaf.of(leaf, frame_layout, MAX_COLUMNS) for leaf, frame_layout in zip(rows.leaves, frames, strict=True)]
-    return leaves, [Leaf.of(leaf, Frames(), MAX_COLUMNS) for leaf in rows.next_leaves]
+    leaves = [
+        Leaf.from_column(leaf, frame_layout, MAX_COLUMNS)
+        for leaf, frame_layout in zip(rows.leaves, frames, strict=True)
+    ]
+    return leaves, [Leaf.from_column(leaf, FrameLayout(), MAX_COLUMNS) for leaf in rows.next_leaves]
 
 
-def _make_frames(field: Field) -> Frames:
+def _make_frames(field: Field) -> FrameLayout:
     if not isinstance(field, Stacked):
-        return Frames()
-    return Frames(field.k, torch.Size(field.shape[field.axis :]).numel(), field.pad == "zero")
+        return FrameLayout()
+    return FrameLayout(field.k, torch.Size(field.shape[field.axis :]).numel(), field.pad == "zero")
 
 
 def has_kernels(plan: ReadPlan) -> bool:
@@ -208,7 +211,7 @@ class TritonReader(PlanReader):
         self.read_into(reserved_batch, slots)
         if weight is not None:
             reserved_batch[WEIGHT] = weight
-        return assemble(reserved_batch, slots.shape)
+        return assemble_batch(reserved_batch, slots.shape)
 
     def read(self, slots: torch.Tensor) -> Leaves:
         leaves = self.reserve_batch(len(slots))

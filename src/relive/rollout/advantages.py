@@ -14,12 +14,12 @@ from relive.errors import NotReadyError, SchemaError, explain, explain_infinite_
 from relive.estimators import gae
 from relive.kernels import complete
 from relive.rollout.storage import EpisodeFlags, Finals, Storage
-from relive.schema.assembly import field_value
+from relive.schema.assembly import assemble_field
 from relive.schema.autoreset import find_final_obs, flags_to_host
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
 from relive.schema.fields import DTYPES, ROLLOUT_BATCH_FIELDS, Field, Path, Schema, named_leaves
 from relive.schema.invariants import same_bits, verify_layout
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
 """Bootstrap value of a truncated step. True: V(final observation); False: 0; "own_value": V(the step's observation)."""
@@ -246,7 +246,7 @@ class FinalObservations:
             torch.empty((0, *field.shape), dtype=field.dtype, device=self._storage.device) for field in self._fields
         ]
         leaves = list(map(torch.cat, zip(nothing, *(group.leaves for group in self._storage.finals), strict=True)))
-        return field_value(self._schema, "obs", leaves, leaves[0].shape[:1])
+        return assemble_field(self._schema, "obs", leaves, leaves[0].shape[:1])
 
     def state(self) -> State:
         """Return all final observations, with their positions."""
@@ -262,7 +262,7 @@ class FinalObservations:
             return
         for step, env in positions:
             if not (0 <= step < steps and 0 <= env < num_envs):
-                raise Node("state: finals.places", [step, env]).error("a stored step and its environment")
+                raise JsonNode("state: finals.places", [step, env]).error("a stored step and its environment")
         leaves = [
             saved.read_array(f"leaf{i}", (len(positions), *field.shape), field.dtype).to(self._storage.device)
             for i, field in enumerate(self._fields)

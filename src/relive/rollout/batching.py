@@ -9,11 +9,18 @@ import torch
 
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.kernels.reader import Reader, RebindingReader, copy_shuffled, make_reader, permutation
-from relive.kernels.sequences import Layout, SequenceReader, SequenceSpec, StepFlags, find_sequences, sequence_reader
+from relive.kernels.reader import ItemReader, RebindingReader, copy_shuffled, draw_permutation, make_reader
+from relive.kernels.sequences import (
+    Layout,
+    SequenceReader,
+    SequenceSpec,
+    StepFlags,
+    find_sequences,
+    make_sequence_reader,
+)
 from relive.rng import Randomness
 from relive.rollout.storage import EpisodeFlags, Storage
-from relive.schema.assembly import assembler, check_targets, memory_range, to_device
+from relive.schema.assembly import check_targets, make_assembler, memory_range, to_device
 from relive.schema.checks import check_choice, check_positive_int
 from relive.schema.fields import Carry, Path
 
@@ -56,7 +63,7 @@ def read_epochs(
     def next_order() -> torch.Tensor:
         if isinstance(items, torch.Tensor):
             return copy_shuffled(items, random) if shuffle else items
-        return permutation(items, random, device) if shuffle else torch.arange(items, device=device)
+        return draw_permutation(items, random, device) if shuffle else torch.arange(items, device=device)
 
     def batches() -> Iterator[lazy.TensorDict]:
         for _ in range(epochs):
@@ -73,7 +80,7 @@ def read_epochs(
 
 def row_reader(
     storage: Storage, fields: Iterable[str | Path] | None
-) -> tuple[RebindingReader[Reader], dict[Path, torch.Tensor]]:
+) -> tuple[RebindingReader[ItemReader], dict[Path, torch.Tensor]]:
     """Return a reader of the stored rows t·N + n, and the leaves [T + 1, N, …] that it reads, with "index"."""
     num_items = storage.require_steps("minibatches") * storage.num_envs
     rows = len(storage.tensors[0])
@@ -84,21 +91,21 @@ def row_reader(
 
 
 def fresh_reader(
-    source: RebindingReader[Reader] | RebindingReader[SequenceReader], paths: Iterable[Path], has_batch_axis: bool
+    source: RebindingReader[ItemReader] | RebindingReader[SequenceReader], paths: Iterable[Path], has_batch_axis: bool
 ) -> ReadBatch:
     """Return a function that reads batches into new tensors; `has_batch_axis` is whether their first axis is [B]."""
-    assemble_batch = assembler(list(paths))
+    assemble_batch = make_assembler(list(paths))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         return assemble_batch(
-            source.current().take(index, start, stop), torch.Size((stop - start,) if has_batch_axis else ())
+            source.current_reader().take(index, start, stop), torch.Size((stop - start,) if has_batch_axis else ())
         )
 
     return read
 
 
 def out_reader(
-    out: lazy.TensorDict, source: RebindingReader[Reader], leaves: dict[Path, torch.Tensor], batch_size: int,
+    out: lazy.TensorDict, source: RebindingReader[ItemReader], leaves: dict[Path, torch.Tensor], batch_size: int,
     own_tensors: list[torch.Tensor],
 ) -> ReadBatch:  # fmt: skip
     """Return a function that reads rows of leaves [T + 1, N, …] into `out`; raise if `out` overlaps `own_tensors`."""
@@ -106,7 +113,7 @@ def out_reader(
     targets = check_targets(out, layouts, own_tensors[0].device, map(memory_range, own_tensors))
 
     def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
-        source.current().take_into(index, start, stop, targets)
+        source.current_reader().take_into(index, start, stop, targets)
         return out
 
     return read
@@ -150,7 +157,9 @@ def sequence_source(
     index = find_sequences(step_flags, spec, tensors)
     length = spec.length or max(index.longest, 1)
     source = RebindingReader(
-        lambda: sequence_reader(index, length, layout, columns, initial_columns), tensors, lambda: storage.is_exposed
+        lambda: make_sequence_reader(index, length, layout, columns, initial_columns),
+        tensors,
+        lambda: storage.is_exposed,
     )
     sizes = "batch_sizes" if layout == "packed" else "mask"
     return len(index), source, [*step_leaves, ("is_first",), (sizes,), ("index",), *initial_leaves]

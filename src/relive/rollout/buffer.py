@@ -33,16 +33,22 @@ from relive.rollout.batching import (
 from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.storage import EpisodeFlags, Finals, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
-from relive.schema.autoreset import DeclaredMode, parse_autoreset, read_env_settings, refuse_reused_obs, unpack_step
+from relive.schema.autoreset import (
+    AutoresetModeChecker,
+    parse_autoreset_mode,
+    read_env_settings,
+    refuse_reused_obs,
+    unpack_step,
+)
 from relive.schema.checks import check_positive_int, type_name
-from relive.schema.fields import Declaration, Path, parse_declaration, parse_device, rollout_schema
+from relive.schema.fields import Declaration, Path, make_rollout_schema, parse_declaration, parse_device
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers, saved_observers
 from relive.storage import Memory
-from relive.storage.allocator import require_memory
-from relive.storage.codec import Node
+from relive.storage.allocator import require_host_memory
+from relive.storage.codec import JsonNode
 
 _NO_MEASUREMENTS: Mapping[str, Any] = {}
 _DECLARED_FIELDS, _FLAG_FIELDS = ("obs", "action", "reward", "value"), ("terminated", "truncated")
@@ -98,8 +104,8 @@ class RolloutBuffer(StateDictMixin):
     ) -> None:  # fmt: skip
         self.num_steps = num_steps = check_positive_int("num_steps", num_steps)
         self.num_envs = num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
-        self.autoreset = parse_autoreset(autoreset)
-        self._schema = schema = rollout_schema(obs, action, reward, value, extra or {})
+        self.autoreset = parse_autoreset_mode(autoreset)
+        self._schema = schema = make_rollout_schema(obs, action, reward, value, extra or {})
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device))
         self.device = self._storage.device
         self._random = Randomness(seed)
@@ -108,7 +114,7 @@ class RolloutBuffer(StateDictMixin):
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._finals = FinalObservations(self._storage, self.autoreset)
         self._advantages = Advantages(self._storage, self._flags)
-        self._declared_mode = DeclaredMode(self.autoreset)
+        self._declared_mode = AutoresetModeChecker(self.autoreset)
         self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
         self._reused_memory = ReusedMemory(self._storage)
 
@@ -366,7 +372,7 @@ class RolloutBuffer(StateDictMixin):
             size = max(count, 1) if batch_size is None else check_positive_int("batch_size", batch_size)
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
-            require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
+            require_host_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
             read = fresh_reader(source, paths, layout == "batch_first")
             batches = read_epochs(
                 read, count, size, epochs, shuffle=shuffle, drop_last=drop_last, reads_into_out=False,
@@ -434,9 +440,9 @@ class RolloutBuffer(StateDictMixin):
     _loop_over = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
 
     @classmethod
-    def from_config(cls, config: Node, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
+    def from_config(cls, config: JsonNode, saved: SnapshotReader, **changes: Any) -> RolloutBuffer:
         """Return an empty buffer of this config, on another device if `changes` has one; see `relive.load`."""
-        num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+        num_envs, autoreset = config.entry("num_envs").none_if_null(), config.entry("autoreset").none_if_null()
         envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
         arguments = {
             "num_steps": config.entry("num_steps").integer(1, 1 << 50),
@@ -448,11 +454,11 @@ class RolloutBuffer(StateDictMixin):
             **saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
         }
         saved.require_columns({})
-        schema = rollout_schema(*(arguments[name] for name in (*_DECLARED_FIELDS, "extra")))
+        schema = make_rollout_schema(*(arguments[name] for name in (*_DECLARED_FIELDS, "extra")))
         rows = arguments["num_steps"] + 1, arguments["num_envs"] or 1
         # Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
         for i, field in enumerate(schema.fields):
-            saved.require(f"rows.column{i}", (*rows, *field.shape), field.dtype)
+            saved.require_array(f"rows.column{i}", (*rows, *field.shape), field.dtype)
         return cls(**arguments)
 
     def config(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.errors import explain, warn_user
 from relive.rollout.storage import Storage
-from relive.schema.conversion import numpy_view
+from relive.schema.conversion import view_as_numpy
 from relive.schema.fields import DTYPES, Schema
 
 _MIN_STEPS = 64
@@ -54,7 +54,7 @@ class Continuity:
             message = None if start is None else self._compare(row == 0 and bool(self.compared_rows), start, expected)
         self._next_obs = self._leaf_bytes(step[0]) if self.compares_all or row == self._last_row else None
         if self._caller_resets and self._next_obs is not None:
-            flags: Any = [np.array(x) if isinstance(x, bool | np.bool_) else numpy_view(x) for x in step[2:4]]
+            flags: Any = [np.array(x) if isinstance(x, bool | np.bool_) else view_as_numpy(x) for x in step[2:4]]
             if any(flag is None or flag.size != self._num_envs for flag in flags):
                 self._next_obs = None
             else:
@@ -98,7 +98,7 @@ class Continuity:
 
     def _leaf_bytes(self, obs: Any) -> list[bytes] | None:
         """Return the bytes of an observation's leaves in the dtypes of their fields; None on another device."""
-        leaves: list[Any] = [numpy_view(leaf) for leaf in self._schema.flatten("obs", obs)]
+        leaves: list[Any] = [view_as_numpy(leaf) for leaf in self._schema.flatten("obs", obs)]
         if any(leaf is None or not leaf.size or leaf.dtype.kind not in "biufc" for leaf in leaves):
             return None
         return [np.asarray(leaf, dtype).tobytes() for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
@@ -119,11 +119,11 @@ class ReusedMemory:
 
     def check_obs(self, row: int, obs: Any) -> None:
         """Compare the observation that will become row `row`, and warn if it overwrote the previous observation."""
-        view = numpy_view(self._storage.schema.flatten("obs", obs)[0])
+        view = view_as_numpy(self._storage.schema.flatten("obs", obs)[0])
         previous_view, self._previous_view = self._previous_view, view
         if view is None or previous_view is None or not row or not view.size:
             return
-        stored_obs = numpy_view(self._storage.tensors[self._leaf_index][row - 1])
+        stored_obs = view_as_numpy(self._storage.tensors[self._leaf_index][row - 1])
         if stored_obs is None or stored_obs.size != view.size:
             return
         if (

@@ -14,11 +14,11 @@ from relive import lazy
 from relive.checkpoint.snapshot import SnapshotReader, State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
-from relive.kernels.sequences import reset_rows
-from relive.kernels.steps import Flattening, row_writer
-from relive.schema.assembly import assemble
+from relive.kernels.sequences import find_reset_rows
+from relive.kernels.steps import StepFlattener, make_row_writer
+from relive.schema.assembly import assemble_batch
 from relive.schema.checks import check_nonempty
-from relive.schema.conversion import convert, misaligned_error, normalize_bools, path_name
+from relive.schema.conversion import convert, make_misaligned_error, normalize_bools, path_name
 from relive.schema.fields import OPTIONAL_ROLLOUT_FIELDS, Path, Schema, parse_path
 from relive.schema.invariants import overflow_warnings, verify_addresses, verify_elements, verify_flags, verify_layout
 from relive.statistics.counting import lock
@@ -46,14 +46,14 @@ class Storage:
         """Leading shape of the values of one step."""
         self._num_rows = rows
         layouts = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
-        memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts), "num_steps")
+        memory.require_free_bytes(sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts), "num_steps")
         allocator = memory.open_own_memory("RolloutBuffer")
         self.tensors = tuple(allocator.allocate("column", *layout) for layout in layouts)
         self.device = self.tensors[0].device
         self.has_values = self.device.type != "meta"
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
         """Number of finite values that became infinite in their field; counted on devices other than the host."""
-        self._flatten = Flattening(schema, schema.names[:7], schema.names[7:])
+        self._flatten = StepFlattener(schema, schema.names[:7], schema.names[7:])
         self._is_plain = schema.is_flat and len(schema.names) == 7
         """Whether no field is nested and there are no extra fields."""
         self._is_optional = tuple(path[0] in OPTIONAL_ROLLOUT_FIELDS for path in schema.paths)
@@ -73,7 +73,7 @@ class Storage:
         self._bind()
 
     def _bind(self) -> None:
-        self._writer = row_writer(self.tensors, self._is_optional, has_env_axis=bool(self.leading_shape))
+        self._writer = make_row_writer(self.tensors, self._is_optional, has_env_axis=bool(self.leading_shape))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Storage:
             for name, lacks, lacked in zip(OPTIONAL_ROLLOUT_FIELDS, lacks_optional, self.lacks_optional, strict=True):
                 if row and lacks is not lacked:
                     raise _optional_field_error(name, was_present=not lacked)
-            fields = self._flatten.by_field(values, extra, self.staged)
+            fields = self._flatten.flatten_by_field(values, extra, self.staged)
             leaves = tuple(itertools.chain.from_iterable(fields.values()))
             leaf_indices = tuple(i for name in fields for i in self.schema.leaf_indices[name])
         if row != self.num_stored:
@@ -144,7 +144,7 @@ class Storage:
             raise _reentry_error()
         bad_position = self._writer.write_converted(row, converted_leaves, leaf_indices)
         if bad_position >= 0:
-            raise misaligned_error(path_name(paths[indices[bad_position]]))
+            raise make_misaligned_error(path_name(paths[indices[bad_position]]))
 
     def commit(self, row: int, finals: list[Finals] | None = None) -> None:
         """Make the written row a stored step; `finals`, unless None, replaces the final observations of all steps."""
@@ -268,13 +268,13 @@ class Storage:
         """Return the first `steps` rows of leaves as a TensorDict `[T, N]` that shares their memory."""
         self.is_exposed = True
         first = {path: leaf[:steps] if self.leading_shape else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
-        return assemble(first, torch.Size((steps, *self.leading_shape)))
+        return assemble_batch(first, torch.Size((steps, *self.leading_shape)))
 
     def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` + 1 rows of leaves as a TensorDict `[N, T + 1]` that shares their memory."""
         self.is_exposed = True
         transposed_leaves = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
-        return assemble(transposed_leaves, torch.Size((self.num_envs, steps + 1)))
+        return assemble_batch(transposed_leaves, torch.Size((self.num_envs, steps + 1)))
 
     @property
     def nbytes(self) -> int:
@@ -320,7 +320,7 @@ class Storage:
         """Restore a saved state."""
         node, declared_leaves = saved.values, self.declared_leaves()
         num_steps = node.entry("num_stored").integer(0, self._num_rows - 1)
-        saved.copy_into(self.rows())
+        saved.copy_arrays_into(self.rows())
         self.clear()
         self.num_stored = num_steps
         self.lacks_optional = self._saved_lacks_optional(saved, num_steps)
@@ -334,8 +334,8 @@ class Storage:
                 raise entry.error("a name of its own")
             # An attached optional field is stored in its declared leaf; every other attached path has a saved array.
             if path not in declared_leaves:
-                saved.require(f"attached{i}", (self._num_rows, self.num_envs), only_leading=True)
-                declared_leaves[path] = saved.tensor(f"attached{i}").to(self.device)
+                saved.require_array(f"attached{i}", (self._num_rows, self.num_envs), only_leading=True)
+                declared_leaves[path] = saved.read_verified(f"attached{i}").to(self.device)
             self.attached[path] = declared_leaves[path]
 
     def _saved_lacks_optional(self, saved: SnapshotReader, num_stored: int) -> tuple[bool, bool]:
@@ -438,7 +438,7 @@ class EpisodeFlags:
 
     def resets(self, steps: int) -> torch.Tensor:
         """Return the mask of reset rows among the first rows [steps, N], under NEXT_STEP."""
-        return reset_rows(self.first_resets, self.ends(slice(0, steps - 1)))
+        return find_reset_rows(self.first_resets, self.ends(slice(0, steps - 1)))
 
     def starts(self, steps: int) -> torch.Tensor:
         """Return the mask of the first rows [steps, N] that start an episode; undefined at reset rows."""
@@ -510,7 +510,7 @@ class EpisodeFlags:
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state."""
-        saved.copy_into({"resetting": self.first_resets, "starting": self.first_starts})
+        saved.copy_arrays_into({"resetting": self.first_resets, "starting": self.first_starts})
         next_resets = saved.read_like("coming", self.first_resets.unsqueeze(0))
         self._next_resets = next_resets.to(self._storage.device, copy=True)
 

@@ -11,7 +11,7 @@ import torch
 
 from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.schema.checks import check_available, check_positive_int
+from relive.schema.checks import check_device_available, check_positive_int
 from relive.schema.conversion import as_device
 from relive.schema.fields import Field, Path, Schema
 
@@ -24,7 +24,7 @@ _constructor: Any = None
 """Constructor of TensorDict; None before `import_tensordict`."""
 
 
-def import_tensordict() -> Any:
+def import_tensordict() -> Callable[..., lazy.TensorDict]:
     """Import tensordict. Call it before taking a lock or drawing rows: it takes seconds and may fail."""
     global _constructor  # noqa: PLW0603
     # `_new_unsafe` skips the check of every leaf's batch size, which takes 4 µs and cannot fail here.
@@ -34,20 +34,20 @@ def import_tensordict() -> Any:
 
 def _construct_checked(
     *, source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, nested: bool
-) -> Any:
+) -> lazy.TensorDict:
     return lazy.TensorDict(source, batch_size=batch_size, device=device)
 
 
-def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], lazy.TensorDict]:
-    """Return a function that assembles batches of these paths faster than `assemble`."""
+def make_assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], lazy.TensorDict]:
+    """Return a function that assembles batches of these paths faster than `assemble_batch`."""
     if sum(map(len, paths)) > len(paths):
-        return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
+        return lambda leaves, batch_size: assemble_batch(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
     # `zip(strict=True)` would double the time of this loop.
     return lambda leaves, batch_size: make_tensordict(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
-def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> lazy.TensorDict:
+def assemble_batch(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> lazy.TensorDict:
     """Make the TensorDict of `leaves`, nested if a path has several names."""
     if sum(map(len, leaves)) == len(leaves):
         return make_tensordict({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
@@ -60,12 +60,14 @@ def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> laz
     return _nest_leaves(tree, batch_size)
 
 
-def field_value(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
+def assemble_field(
+    schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size
+) -> torch.Tensor | lazy.TensorDict:
     """Return the tensor of a field, or the TensorDict of a nested field."""
     if isinstance(schema.trees[name], Field):
         return leaves[0]
     paths = [schema.paths[i][1:] for i in schema.leaf_indices[name]]
-    return assemble(dict(zip(paths, leaves, strict=True)), batch_size)
+    return assemble_batch(dict(zip(paths, leaves, strict=True)), batch_size)
 
 
 def _nest_leaves(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict:
@@ -82,17 +84,17 @@ def make_tensordict(
     return (_constructor or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
 
 
-def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
+def copy_leaves_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     layouts = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
     targets = check_targets(out, layouts, next(iter(leaves.values())).device)
-    copy_leaves(zip(targets, leaves.values(), strict=True))
+    copy_tensor_pairs(zip(targets, leaves.values(), strict=True))
     return out
 
 
 # Inference mode may write both inference tensors and normal tensors.
 @torch.inference_mode()
-def copy_leaves(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def copy_tensor_pairs(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each pair (target, source)."""
     for target, source in pairs:
         target.copy_(source)
@@ -109,7 +111,7 @@ def check_targets(
     Also raise if two tensors overlap, or if a tensor overlaps the memory `buffer_ranges` of the buffer.
     """
     remedy = "Pass an earlier batch as out=."
-    leaves = _leaves(out)
+    leaves = _leaves_by_path(out)
     if leaves.keys() != layouts.keys():
         expected, got = (sorted(".".join(path) for path in paths) for paths in (layouts, leaves))
         raise SchemaError(explain("out", f"the fields {expected}", got, remedy))
@@ -130,11 +132,11 @@ def check_targets(
 
 def refuse_shared_memory(out: lazy.TensorDict, buffer_ranges: Iterable[MemoryRange]) -> None:
     """Raise if two leaves of `out` overlap, or if a leaf overlaps the memory `buffer_ranges` of the buffer."""
-    leaves = {path: leaf for path, leaf in _leaves(out).items() if isinstance(leaf, torch.Tensor)}
+    leaves = {path: leaf for path, leaf in _leaves_by_path(out).items() if isinstance(leaf, torch.Tensor)}
     _refuse_overlaps(leaves, buffer_ranges)
 
 
-def _leaves(out: lazy.TensorDict) -> dict[Path, Any]:
+def _leaves_by_path(out: lazy.TensorDict) -> dict[Path, Any]:
     """Return the leaves of a caller's TensorDict by path; raise for other objects."""
     if not isinstance(out, lazy.TensorDictBase):
         remedy = "Pass an earlier batch as out=."
@@ -187,7 +189,7 @@ def check_destination(device: torch.device | str | None, out: lazy.TensorDict | 
         remedy = "Move the filled batch yourself."
         raise SchemaError(explain("out", "no device= together with out=", repr(device), remedy))
     target = as_device(device)
-    check_available(target)
+    check_device_available(target)
     return target
 
 

@@ -19,14 +19,14 @@ from relive.schema.conversion import (
     convert_leaves,
     refuse_reused_leaves,
 )
-from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Declaration, Field, Schema, Tree, declare
+from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Declaration, Field, Schema, Tree, declare_fields
 
 _HOST = torch.device("cpu")
 _FINAL_KEYS = ("final_obs", "final_observation")
 """Keys of `info` with the final observations of SAME_STEP environments; older environments use the second key."""
 
 
-def parse_autoreset(mode: Any) -> AutoresetMode | None:
+def parse_autoreset_mode(mode: Any) -> AutoresetMode | None:
     """Return the AutoresetMode for a mode, its name or its value; None stays None."""
     if mode is None or isinstance(mode, AutoresetMode):
         return mode
@@ -39,8 +39,8 @@ def parse_autoreset(mode: Any) -> AutoresetMode | None:
 
 def find_autoreset_mode(env: Any) -> AutoresetMode:
     """Return the autoreset mode of an environment; DISABLED for a single environment without an Autoreset wrapper."""
-    if is_vector(env):
-        mode = parse_autoreset((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
+    if is_vector_env(env):
+        mode = parse_autoreset_mode((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
         if mode is None:
             expected = 'metadata["autoreset_mode"] in the vector environment'
             remedy = "Pass autoreset= to say how the environment resets: NEXT_STEP, SAME_STEP or DISABLED."
@@ -68,25 +68,25 @@ def read_env_settings(
     """Read the settings of a buffer from a Gymnasium environment; arguments that are not None take precedence."""
     if not hasattr(env, "observation_space"):
         raise SchemaError(explain("for_env", "an environment", repr(env), "Pass gym.make(…) or gym.make_vec(…)."))
-    is_vector_env = is_vector(env)
+    has_many_envs = is_vector_env(env)
     return EnvSettings(
-        obs=obs if obs is not None else env.single_observation_space if is_vector_env else env.observation_space,
-        action=action if action is not None else env.single_action_space if is_vector_env else env.action_space,
-        num_envs=env.num_envs if is_vector_env else None,
+        obs=obs if obs is not None else env.single_observation_space if has_many_envs else env.observation_space,
+        action=action if action is not None else env.single_action_space if has_many_envs else env.action_space,
+        num_envs=env.num_envs if has_many_envs else None,
         autoreset=find_autoreset_mode(env) if autoreset is None else autoreset,
     )
 
 
 def warn_of_frame_stacks(env: Any) -> None:
     """Warn if an environment stacks frames itself: a replay buffer would store every frame once per stack."""
-    inner: Any = env.envs[0] if is_vector(env) and getattr(env, "envs", None) else env
+    inner: Any = env.envs[0] if is_vector_env(env) and getattr(env, "envs", None) else env
     space = getattr(inner, "observation_space", None)
     while isinstance(inner, gym.Wrapper) and not isinstance(inner, gym.wrappers.FrameStackObservation):
         inner = inner.env
     is_visible = isinstance(inner, gym.wrappers.FrameStackObservation) and inner.observation_space is space
     if not is_visible or inner.stack_size < 2 or inner.padding_type not in ("reset", "zero"):
         return
-    stack = declare("obs", space)
+    stack = declare_fields("obs", space)
     if isinstance(stack, Field):
         pad = "repeat" if inner.padding_type == "reset" else "zero"
         frame = f"rl.Field({stack.shape[1:]}, {stack.dtype})"
@@ -106,7 +106,7 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
     return step
 
 
-class DeclaredMode:
+class AutoresetModeChecker:
     """Declared autoreset mode, with one warning if the `info` of a step contradicts the mode."""
 
     def __init__(self, mode: AutoresetMode | None) -> None:
@@ -132,7 +132,7 @@ def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:
         refuse_reused_leaves(schema, schema.flatten("obs", obs), schema.flatten("obs", next_obs))
 
 
-def true_next_obs(
+def read_transition(
     step: Any,
     mode: AutoresetMode | None,
     schema: Schema,
@@ -182,7 +182,7 @@ def flags_to_host(flags: Mapping[str, Any], leading_shape: tuple[int, ...], devi
     return arrays
 
 
-def is_vector(env: Any) -> bool:
+def is_vector_env(env: Any) -> bool:
     """Whether `env` steps several environments at once."""
     return hasattr(env, "single_observation_space")
 
@@ -199,14 +199,14 @@ def find_final_obs(
     key = next((key for key in _FINAL_KEYS if key in info), None)
     if key is None:
         return [], []
-    finals = _without_masks(info[key], schema.trees["obs"])
+    finals = _remove_entry_masks(info[key], schema.trees["obs"])
     final_envs = envs
     if leading_shape and (mask := info.get(f"_{key}")) is not None:
         mask_device = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
         flags = as_tensor(f"info: _{key}", mask, mask_device).tolist()
         final_envs = [env for env in envs if env < len(flags) and flags[env]]
     if leading_shape and _is_per_environment(finals):
-        final_obs_by_env = {env: _env_entry(finals, env) for env in final_envs}
+        final_obs_by_env = {env: _select_env(finals, env) for env in final_envs}
         final_envs = [env for env in final_envs if final_obs_by_env[env] is not None]
         leaves = [
             convert_leaves(schema, "obs", final_obs_by_env[env], (), device, prefix="final_") for env in final_envs
@@ -258,17 +258,17 @@ def _read_numbers(
     return numbers.where(convert(f"info['_{name}']", FLAG_FIELD, mask, leading_shape, device), 0.0)
 
 
-def _without_masks(finals: Any, tree: Tree) -> Any:
+def _remove_entry_masks(finals: Any, tree: Tree) -> Any:
     """Remove the masks of single entries of a batched dict: the mask of the whole dict is read instead."""
     if not isinstance(finals, Mapping) or not isinstance(tree, dict):
         return finals
-    return {key: _without_masks(finals[key], tree[key]) if key in tree else finals[key]
+    return {key: _remove_entry_masks(finals[key], tree[key]) if key in tree else finals[key]
             for key in finals if key in tree or not key.startswith("_")}  # fmt: skip
 
 
-def _env_entry(finals: Any, env: int) -> Any:
+def _select_env(finals: Any, env: int) -> Any:
     if isinstance(finals, Mapping):
-        parts = {key: _env_entry(value, env) for key, value in finals.items()}
+        parts = {key: _select_env(value, env) for key, value in finals.items()}
         return None if any(part is None for part in parts.values()) else parts
     return finals[env] if env < len(finals) else None
 

@@ -24,7 +24,7 @@ def check_positive_int(where: str, value: object, max: float = _MAX_INT) -> int:
         raise SchemaError(explain(where, "a positive int", repr(value), "Pass an int of at least 1."))
     if value > max:
         expected = "a positive int below 2^63" if max == _MAX_INT else f"at most {max}"
-        raise SchemaError(explain(where, expected, _integer_text(int(value)), "Pass a smaller int."))
+        raise SchemaError(explain(where, expected, _describe_int(int(value)), "Pass a smaller int."))
     return int(value)
 
 
@@ -89,7 +89,7 @@ def check_choice(where: str, value: _T, choices: Collection[str | None], remedy:
     return value
 
 
-def check_none_without(where: str, value: object, argument: str) -> None:
+def check_none_without_argument(where: str, value: object, argument: str) -> None:
     """Raise if `value` is not None, for a buffer that was made without the constructor argument `argument`."""
     if value is not None:
         remedy = f"Make the buffer with {argument}=."
@@ -122,7 +122,7 @@ def check_device(where: str, tensor: torch.Tensor, device: torch.device, reason:
 
 # The result is cached, because probing a device takes as long as reading a small batch.
 @lru_cache(maxsize=64)
-def check_available(device: torch.device | str, error_class: type[Exception] = SchemaError) -> None:
+def check_device_available(device: torch.device | str, error_class: type[Exception] = SchemaError) -> None:
     """Raise an error of class `error_class` if torch cannot use `device` on this machine."""
     try:
         torch.empty(0, device=device)
@@ -153,6 +153,6 @@ def type_name(value: object) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _integer_text(value: int) -> str:
+def _describe_int(value: int) -> str:
     """Return the digits of an int, or its number of bits if it is large."""
     return str(value) if value.bit_length() < 128 else f"an int of {value.bit_length()} bits"

@@ -6,7 +6,7 @@ memory) are converted here, for every buffer; later code checks nothing again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ def convert_leaves(
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     """Return `value` as a plain tensor of the same dtype and shape, on `device` if it is a tensor, else on the CPU."""
-    tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
+    tensor = _detach_tensor(where, value, device) if isinstance(value, torch.Tensor) else _read_host_value(where, value)
     return normalize_bools(tensor)
 
 
@@ -119,7 +119,7 @@ def is_converted(field: Field, value: Any, shape: tuple[int, ...], device: torch
     )
 
 
-def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _detach_tensor(where: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     check_dense(where, tensor)
     check_device(where, tensor, device)
     if tensor.dtype not in DTYPES:
@@ -127,7 +127,7 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
     return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
 
 
-def _from_host(where: str, value: Any) -> torch.Tensor:
+def _read_host_value(where: str, value: Any) -> torch.Tensor:
     # Arrays that are contiguous, aligned and writeable (`carray`) need no conversion.
     if type(value) is np.ndarray and value.dtype in _COMMON_DTYPES and value.flags.carray:
         return torch.from_numpy(value)
@@ -193,7 +193,7 @@ class EnvIdConverter:
         self._cache: dict[Any, torch.Tensor] = {}
 
     def __call__(self, env_ids: Any) -> torch.Tensor:
-        key = _cache_key(env_ids)
+        key = _make_cache_key(env_ids)
         envs = self._cache.get(key)
         if envs is None:
             envs = convert_env_ids(env_ids, self._num_envs, self._device)
@@ -205,10 +205,10 @@ class EnvIdConverter:
 _MAX_CACHED_KEYS = 256
 
 
-def _cache_key(env_ids: Any) -> Any:
+def _make_cache_key(env_ids: Any) -> Hashable:
     """Return a hashable key for `env_ids`; None if making the key would take longer than the conversion."""
     if type(env_ids) is torch.Tensor:
-        env_ids = numpy_view(env_ids)
+        env_ids = view_as_numpy(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
         return env_ids.dtype.char, env_ids.tobytes()
     # Lists with bools have no key: they equal lists of 0 and 1, but are not valid numbers of environments.
@@ -254,14 +254,14 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torc
         _check_integers_fit(where, tensor, dtype)
     converted = tensor.to(dtype)
     if target >= 2 and tensor.device.type != "meta" and _max_finite(dtype) < _max_finite(tensor.dtype):
-        if _is_host(tensor):
+        if _is_on_host(tensor):
             _check_numbers_fit(where, tensor, converted)
         elif overflowed is not None:
-            overflowed += _overflows(tensor, converted).sum()
+            overflowed += _find_overflows(tensor, converted).sum()
     return converted
 
 
-def _is_host(tensor: torch.Tensor) -> bool:
+def _is_on_host(tensor: torch.Tensor) -> bool:
     # Tests replace this function to simulate another device.
     return tensor.is_cpu
 
@@ -272,7 +272,7 @@ def _max_finite(dtype: torch.dtype) -> float:
     return float((torch.finfo if dtype.is_floating_point or dtype.is_complex else torch.iinfo)(dtype).max)
 
 
-def _overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
+def _find_overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
     """Return a mask of the finite numbers that became infinite."""
     infinite = converted.isinf()
     return infinite & tensor.isfinite() if tensor.is_floating_point() or tensor.is_complex() else infinite
@@ -280,10 +280,10 @@ def _overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
 
 def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor) -> None:
     # For few numbers, numpy is faster than torch.
-    array = numpy_view(converted)
+    array = view_as_numpy(converted)
     if bool(converted.isfinite().all() if array is None else np.isfinite(array).all()):
         return
-    is_overflow = _overflows(tensor, converted)
+    is_overflow = _find_overflows(tensor, converted)
     if is_overflow.any():
         expected = f"finite numbers of at most {_max_finite(converted.dtype):.4g} ({dtype_name(converted.dtype)})"
         remedy = "Declare the field with a wider dtype, or look at what makes such numbers."
@@ -307,9 +307,9 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
         raise SchemaError(explain(where, expected, got, "Declare a wider dtype."))
 
 
-def overlaps(a: Any, b: Any) -> bool:
+def memory_overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays share memory."""
-    first, second = numpy_view(a), numpy_view(b)
+    first, second = view_as_numpy(a), view_as_numpy(b)
     if first is None or second is None:
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and ranges_overlap(a, b)
     # The exact test is slow, so it runs only if the memory ranges overlap.
@@ -322,18 +322,18 @@ _REUSED_REMEDY = "The environment reuses its array: stage(obs=…) before the st
 def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[Any]) -> None:
     """Raise if `obs` and `next_obs` share memory: the environment has overwritten `obs`."""
     for i, *pair in zip(schema.leaf_indices["obs"], obs, next_obs, strict=True):
-        if overlaps(*pair):
+        if memory_overlaps(*pair):
             name = path_name(schema.paths[i])
             expected, got = f"memory apart from {name}", f"memory shared with {name}"
             raise SchemaError(explain(f"next_{name}", expected, got, _REUSED_REMEDY))
 
 
-def misaligned_error(where: str) -> SchemaError:
+def make_misaligned_error(where: str) -> SchemaError:
     """Return the error for memory at an unaligned address."""
     return SchemaError(explain(where, "memory aligned to its dtype", "an odd address", "Pass a copy."))
 
 
-def numpy_view(value: Any) -> np.ndarray | None:
+def view_as_numpy(value: Any) -> np.ndarray | None:
     """View an array or a host tensor as an array; return None if numpy has no such view."""
     if isinstance(value, np.ndarray):
         return value
@@ -358,7 +358,7 @@ def alias_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_numpy_if_cpu(tensor: torch.Tensor) -> Any:
     """Return a host tensor as an array, which is faster for few numbers; return other tensors unchanged."""
-    view = numpy_view(tensor)
+    view = view_as_numpy(tensor)
     return tensor if view is None else view
 
 

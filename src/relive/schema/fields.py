@@ -15,8 +15,8 @@ import torch
 
 from relive import lazy
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
-from relive.schema.checks import check_available, check_choice, check_int, check_keys, type_name
-from relive.schema.suggestions import NAME_PATTERN, field_remedy
+from relive.schema.checks import check_choice, check_device_available, check_int, check_keys, type_name
+from relive.schema.suggestions import NAME_PATTERN, suggest_field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -111,7 +111,7 @@ class Stacked(Field):
     pad: str
 
     def __init__(self, field: Declaration, k: int, axis: int = -1, pad: str = "repeat") -> None:
-        frame = declare("Stacked", field)
+        frame = declare_fields("Stacked", field)
         if not isinstance(frame, Field) or type(frame) is not Field:
             raise SchemaError(explain("Stacked", "one plain field", frame, "Stack the leaves of a dict one by one."))
         super().__init__(frame.shape, frame.dtype)
@@ -144,7 +144,7 @@ class Mutable(Field):
     field: Field
 
     def __init__(self, field: Declaration) -> None:
-        inner = declare("Mutable", field)
+        inner = declare_fields("Mutable", field)
         if type(inner) not in (Field, Carry):
             got = "a dict" if isinstance(inner, dict) else inner
             remedy = "Declare the leaves of a dict as Mutable one by one."
@@ -216,7 +216,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 FLAG_FIELD, NUMBER_FIELD = Field((), torch.bool), Field((), torch.float64)
 
 
-def declare(where: str, declaration: object) -> Tree:
+def declare_fields(where: str, declaration: object) -> Tree:
     """Return the field, or dict of fields, of a declaration.
 
     A declaration is a Field, an int, a shape, a Gymnasium space, or a nested dict or tuple of these.
@@ -224,17 +224,17 @@ def declare(where: str, declaration: object) -> Tree:
     if isinstance(declaration, Field):
         return declaration
     if isinstance(declaration, gym.Space):
-        return _declare_space(where, declaration)
+        return _declare_from_space(where, declaration)
     if isinstance(declaration, int | np.integer) and not isinstance(declaration, bool):
         return Field(_parse_shape(where, (declaration,)))
     if isinstance(declaration, Mapping):
         if not declaration:
             raise SchemaError(explain(where, "at least one field", "an empty dict", "Declare a field or leave it out."))
-        return {_parse_name(where, key): declare(f"{where}.{key}", value) for key, value in declaration.items()}
+        return {_parse_name(where, key): declare_fields(f"{where}.{key}", value) for key, value in declaration.items()}
     if isinstance(declaration, tuple):
         if all(isinstance(size, int | np.integer) for size in declaration):
             return Field(_parse_shape(where, declaration))
-        return {str(i): declare(f"{where}.{i}", value) for i, value in enumerate(declaration)}
+        return {str(i): declare_fields(f"{where}.{i}", value) for i, value in enumerate(declaration)}
     expected = "a Field, an int, a shape, a space, a dict or a tuple"
     remedy = "Declare the field as one of these."
     if isinstance(declaration, type) and issubclass(declaration, Field):
@@ -244,12 +244,12 @@ def declare(where: str, declaration: object) -> Tree:
 
 def declare_caller_fields(where: str, declaration: object) -> Tree:
     """Declare fields of a buffer that stores whole stacks: every stacked field becomes a plain field."""
-    return map_leaves(caller_field, declare(where, declaration))
+    return map_leaves(caller_field, declare_fields(where, declaration))
 
 
-def declare_floats(where: str, declaration: object) -> Tree:
+def declare_float_fields(where: str, declaration: object) -> Tree:
     """Declare a reward or a value: a floating-point field, or a dict with a field per agent."""
-    tree = declare(where, declaration)
+    tree = declare_fields(where, declaration)
     for path, field in iter_leaves((where,), tree):
         if not field.dtype.is_floating_point:
             raise SchemaError(explain(".".join(path), "a floating-point field", field, "Pass a floating-point dtype."))
@@ -262,12 +262,12 @@ def _parse_name(where: str, key: object) -> str:
     return key
 
 
-def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
+def _declare_from_space(where: str, space: gym.Space[Any]) -> Tree:
     spaces = gym.spaces
     if isinstance(space, spaces.Dict):
-        return declare(where, dict(space.spaces))
+        return declare_fields(where, dict(space.spaces))
     if isinstance(space, spaces.Tuple):
-        return {str(i): declare(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
+        return {str(i): declare_fields(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return Field(space.shape or (), narrow_dtype(_parse_dtype(where, space.dtype)))
     expected = "a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space"
@@ -275,15 +275,15 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
     raise SchemaError(explain(where, expected, type(space).__name__, remedy))
 
 
-def declaration_config(tree: Tree) -> Any:
+def declaration_to_json(tree: Tree) -> Any:
     """Return a declaration as JSON: a list per leaf, an object per dict."""
     if isinstance(tree, dict):
-        return {name: declaration_config(child) for name, child in tree.items()}
+        return {name: declaration_to_json(child) for name, child in tree.items()}
     return tree.config()
 
 
-def parse_declaration(node: lazy.Node) -> Tree:
-    """Read a declaration from the JSON of `declaration_config`; raise a CorruptCheckpoint if it is invalid."""
+def parse_declaration(node: lazy.JsonNode) -> Tree:
+    """Read a declaration from the JSON of `declaration_to_json`; raise a CorruptCheckpoint if it is invalid."""
     if isinstance(node.value, dict):
         if not node.value:
             raise node.error("at least one field")
@@ -304,7 +304,7 @@ def parse_declaration(node: lazy.Node) -> Tree:
         raise node.error(f"the settings of a {kind.capitalize()} ({error})") from None
 
 
-def _restore_field(kind: str, plain: Field, settings: list[lazy.Node]) -> Field:
+def _restore_field(kind: str, plain: Field, settings: list[lazy.JsonNode]) -> Field:
     """Make a field with the shape and dtype of `plain` from its class name in files and its settings."""
     if kind == "carry":
         (steps,) = settings
@@ -336,7 +336,7 @@ class Schema:
         """Indices of the leaves of each field."""
         for name, tree in self.trees.items():
             leaves = tuple(iter_leaves((name,), tree))
-            check_paths(path for path, _ in leaves)
+            check_path_names(path for path, _ in leaves)
             self.leaf_indices[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
             self.paths += tuple(path for path, _ in leaves)
             self.fields += tuple(field for _, field in leaves)
@@ -345,17 +345,17 @@ class Schema:
 
     def config(self) -> dict[str, Any]:
         """Return the declarations by name, as JSON."""
-        return {name: declaration_config(tree) for name, tree in self.trees.items()}
+        return {name: declaration_to_json(tree) for name, tree in self.trees.items()}
 
     @property
-    def deepest_stack(self) -> int:
+    def max_stack_frames(self) -> int:
         """Number of frames of the largest stack; 1 without stacked fields."""
         return max((field.k for field in self.fields if isinstance(field, Stacked)), default=1)
 
     def check_declared(self, name: str) -> None:
         """Raise if `name` was not declared."""
         if name not in self.leaf_indices:
-            remedy = field_remedy(name, (*self.names, "next_obs"))
+            remedy = suggest_field_remedy(name, (*self.names, "next_obs"))
             raise SchemaError(explain(name, f"a declared field ({', '.join(self.names)})", name, remedy))
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
@@ -368,7 +368,7 @@ class Schema:
             return (value,)
         if value is None:
             return (None,) * len(self.leaf_indices[name])
-        return tuple(_flatten(where or name, tree, value))
+        return tuple(_flatten_value(where or name, tree, value))
 
 
 def iter_leaves(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
@@ -392,11 +392,11 @@ def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
     leaves = list(iter_leaves((name,), tree))
     if not leaves:
         raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
-    check_paths(path for path, _ in leaves)
+    check_path_names(path for path, _ in leaves)
     return leaves
 
 
-def check_paths(paths: Iterable[Path]) -> None:
+def check_path_names(paths: Iterable[Path]) -> None:
     """Raise if a name on a path is not allowed in files, or if a leaf is nested too deeply."""
     for path in paths:
         for depth, name in enumerate(path):
@@ -410,7 +410,7 @@ def check_paths(paths: Iterable[Path]) -> None:
             raise SchemaError(explain(path[0], expected, len(path), "Nest fields less deeply."))
 
 
-def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
+def _flatten_value(where: str, tree: Tree, value: Any) -> Iterable[Any]:
     if isinstance(tree, Field):
         if value is None:
             remedy = "Pass every leaf of the field, or leave out the whole field."
@@ -420,10 +420,10 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
     parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value
     check_keys(where, parts, tree)
     for key, child in tree.items():
-        yield from _flatten(f"{where}.{key}", child, parts[key])
+        yield from _flatten_value(f"{where}.{key}", child, parts[key])
 
 
-def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> None:
+def refuse_reserved_names(extra: Mapping[str, object], reserved: Collection[str]) -> None:
     """Raise unless `extra` is a dict of fields whose names the buffer itself does not use."""
     if not isinstance(extra, Mapping):
         raise SchemaError(explain("extra", "a dict of fields by name", type_name(extra), 'Pass {"name": shape}.'))
@@ -435,23 +435,23 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> N
 
 # Every write calls this function, so its results are cached.
 @lru_cache(maxsize=64)
-def mutable_schema(schema: Schema) -> Schema:
+def select_mutable_fields(schema: Schema) -> Schema:
     """Return the schema of the mutable leaves."""
-    mutable_trees = {name: _mutable_part(tree) for name, tree in schema.trees.items()}
+    mutable_trees = {name: _select_mutable(tree) for name, tree in schema.trees.items()}
     return Schema({name: tree for name, tree in mutable_trees.items() if tree is not None})
 
 
-def _mutable_part(tree: Tree) -> Tree | None:
+def _select_mutable(tree: Tree) -> Tree | None:
     """Return the mutable leaves of a declaration; None without mutable leaves."""
     if isinstance(tree, Field):
         return tree if isinstance(tree, Mutable) else None
-    mutable_children = {name: _mutable_part(child) for name, child in tree.items()}
+    mutable_children = {name: _select_mutable(child) for name, child in tree.items()}
     return {name: child for name, child in mutable_children.items() if child is not None} or None
 
 
-def refuse_mutable(schema: Schema, names: Iterable[str], expected: str, remedy: str) -> None:
+def refuse_mutable_leaves(schema: Schema, names: Iterable[str], expected: str, remedy: str) -> None:
     """Raise if a leaf of one of the fields `names` is mutable."""
-    for path in mutable_schema(schema).paths:
+    for path in select_mutable_fields(schema).paths:
         if path[0] in names:
             raise SchemaError(explain(".".join(path), expected, "Mutable", remedy))
 
@@ -467,10 +467,10 @@ _RESERVED_IN_ROLLOUT = (*_RESERVED, *ROLLOUT_BATCH_FIELDS, "value", "advantage",
 _RESERVED_IN_REPLAY = (*_RESERVED, "next_obs", "mask", "index", "weight", "discount", "train", "is_first", "env_ids")
 
 
-def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, Any]) -> Schema:
+def make_rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, Any]) -> Schema:
     """Make the schema of a rollout: seven fixed fields, then the extra fields."""
-    refuse_reserved(extra, _RESERVED_IN_ROLLOUT)
-    rewards, values = declare_floats("reward", reward), declare_floats("value", value)
+    refuse_reserved_names(extra, _RESERVED_IN_ROLLOUT)
+    rewards, values = declare_float_fields("reward", reward), declare_float_fields("value", value)
     extra_trees = {name: declare_caller_fields(f"extra.{name}", tree) for name, tree in extra.items()}
     log_prob = extra_trees.pop("log_prob", rewards)
     schema = Schema(
@@ -486,26 +486,26 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
         }
     )
     remedy = "Declare a plain field: rollout.attach gives the stored steps new fields."
-    refuse_mutable(schema, schema.names, "a field that a rollout can store", remedy)
+    refuse_mutable_leaves(schema, schema.names, "a field that a rollout can store", remedy)
     return schema
 
 
-def replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
+def make_replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
     """Make the schema of a replay buffer: five fixed fields, then the extra fields."""
-    refuse_reserved(extra, _RESERVED_IN_REPLAY)
+    refuse_reserved_names(extra, _RESERVED_IN_REPLAY)
     return Schema(
         {
-            "obs": declare("obs", obs),
-            "action": declare("action", action),
-            "reward": declare_floats("reward", reward),
+            "obs": declare_fields("obs", obs),
+            "action": declare_fields("action", action),
+            "reward": declare_float_fields("reward", reward),
             "terminated": FLAG_FIELD,
             "truncated": FLAG_FIELD,
-            **{name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()},
+            **{name: declare_fields(f"extra.{name}", declaration) for name, declaration in extra.items()},
         }
     )
 
 
-def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: Schema) -> None:
+def check_replay_settings(capacity: int, num_envs: int | None, next_obs: object, schema: Schema) -> None:
     """Raise if capacity is not divisible by num_envs, or if a field cannot be stored in a replay buffer."""
     if capacity % (num_envs or 1):
         remedy = f"Pass {capacity - capacity % (num_envs or 1) or num_envs}."
@@ -518,27 +518,27 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
     remedy = (
         "Declare a plain field: an observation is the next observation of another row. Put what changes into extra."
     )
-    refuse_mutable(schema, ("obs",), "an observation that never changes", remedy)
+    refuse_mutable_leaves(schema, ("obs",), "an observation that never changes", remedy)
 
 
 def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
     """Return the number of bytes of the rows of a replay buffer."""
     rows = capacity // num_envs
-    slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
+    slots = (rows if next_obs == "stored" else rows + schema.max_stack_frames) * num_envs
     sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
     next_obs_bytes = sum(sizes[i] for i in schema.leaf_indices["obs"]) if next_obs == "stored" else 0
     return slots * (sum(sizes) + next_obs_bytes + 2) + num_envs * 26
 
 
-def parse_device(node: lazy.Node) -> torch.device:
+def parse_device(node: lazy.JsonNode) -> torch.device:
     """Read the device of a saved buffer; raise if this machine lacks it."""
     if node.text(_DEVICE_PATTERN).startswith("meta"):
         raise node.error("a device that holds data")
-    check_available(node.value, IncompatibleCheckpoint)
+    check_device_available(node.value, IncompatibleCheckpoint)
     return torch.device(node.value)
 
 
-def parse_path(node: lazy.Node) -> Path:
+def parse_path(node: lazy.JsonNode) -> Path:
     """Read the path of a leaf."""
     names = node.items(MAX_NESTING)
     if not names:

@@ -12,7 +12,7 @@ from relive.schema.conversion import path_name
 from relive.schema.fields import Path
 
 
-def on_host(values: torch.Tensor | np.ndarray) -> np.ndarray:
+def to_host_array(values: torch.Tensor | np.ndarray) -> np.ndarray:
     """Return the values as an array: numpy compares few numbers five to twenty times faster than torch."""
     return values.cpu().numpy() if isinstance(values, torch.Tensor) else values
 
@@ -21,7 +21,7 @@ def verify_elements(
     holds: torch.Tensor | np.ndarray, where: str, expected: object, got: torch.Tensor | np.ndarray
 ) -> None:
     """Raise unless `holds` is true everywhere; the error names the place and the value of the first violation."""
-    holds = on_host(holds)
+    holds = to_host_array(holds)
     if not holds.all():
         place = np.argwhere(~holds)[0].tolist()
         verify(False, f"{where}{place or ''}", expected, got[tuple(place)].item())
@@ -39,7 +39,7 @@ def verify_layout(
 
 def verify_flags(where: str, flags: torch.Tensor) -> None:
     """Raise unless every byte of a bool tensor is 0 or 1."""
-    as_bytes = on_host(flags.view(torch.uint8))
+    as_bytes = to_host_array(flags.view(torch.uint8))
     verify_elements(as_bytes <= 1, where, "a flag of 0 or 1", as_bytes)
 
 

@@ -130,7 +130,7 @@ def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
             if unknown is None:
                 raise
             ours = tuple(name for name in parameters if name not in ("self", "cls"))
-            message = _keyword_message(where, unknown, kwargs[unknown], ours)
+            message = _make_keyword_message(where, unknown, kwargs[unknown], ours)
             if kwargs.keys() >= _SB3_KEYWORDS.get(where, {None}):
                 argument = f"{where.removesuffix('Buffer').lower()}_buffer_class"
                 remedy = f"Pass {argument}=relive.compat.stable_baselines3.{where}."
@@ -171,23 +171,23 @@ def suggests_methods(cls: C) -> C:
     return cls
 
 
-def field_remedy(name: str, declared: Iterable[str]) -> str:
-    """Return the remedy for an undeclared field: our name, or the declaration that is missing."""
+def suggest_field_remedy(name: str, declared_names: Iterable[str]) -> str:
+    """Return the remedy for an undeclared field: use the name that relive gives it, or declare it in `extra`."""
     if name in _DONE_NAMES:
         return f"Pass {_DONE_REMEDY}."
-    our_name = _find_our_name(name, tuple(declared))
+    our_name = _find_our_name(name, tuple(declared_names))
     return f"Pass it as {our_name}." if our_name else f"Declare it: extra={{{name!r}: shape}}."
 
 
-def _keyword_message(where: str, name: str, value: object, ours: Collection[str]) -> str:
+def _make_keyword_message(where: str, name: str, value: object, ours: Collection[str]) -> str:
     remedy = _KEYWORD_REMEDIES.get(where, {}).get(name)
-    got = f"{name}={_source_text(value)}"
+    got = f"{name}={_format_argument(value)}"
     if remedy is not None:
         return explain(where, f"keywords among {', '.join(ours)}", got, remedy)
     our_name = _find_our_name(name, tuple(ours))
     if our_name is None:
         return explain(where, f"keywords among {', '.join(ours)}", got, "Leave it out.")
-    return explain(where, f"the keyword {our_name}", got, f"Write {our_name}={_source_text(value)}.")
+    return explain(where, f"the keyword {our_name}", got, f"Write {our_name}={_format_argument(value)}.")
 
 
 def _find_our_name(name: str, ours: Collection[str]) -> str | None:
@@ -197,6 +197,6 @@ def _find_our_name(name: str, ours: Collection[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, ours, n=1, cutoff=0.75)), None)
 
 
-def _source_text(value: object) -> str:
+def _format_argument(value: object) -> str:
     """Return the source text of a number or short string; an ellipsis for any other value."""
     return repr(value) if isinstance(value, bool | int | float | str) and len(repr(value)) <= 20 else "…"

@@ -142,7 +142,7 @@ def counters(
         episodes: the episode statistics, and the leaf numbers of rewards, metrics and reasons.
         norms: pairs of a norm and its leaf number.
     """
-    native = kernels.native()
+    native = kernels.native_core()
     accumulators = [*([] if episodes is None else [episodes[0]]), *(norm for norm, _ in norms)]
     if native is None or not all(accumulator.device.type == "cpu" for accumulator in accumulators):
         return None

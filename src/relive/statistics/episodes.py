@@ -16,7 +16,7 @@ from relive.schema.fields import FLAG_FIELD, NUMBER_FIELD, Field
 from relive.schema.invariants import verify_elements, verify_layout
 from relive.schema.suggestions import suggests_keywords
 from relive.statistics import counting
-from relive.storage.allocator import require_memory
+from relive.storage.allocator import require_host_memory
 
 _MAX_STEPS = 2**53
 """Largest count that float64 represents exactly."""
@@ -59,7 +59,7 @@ class EpisodeStats(counting.Accumulator):
         self._leading_shape = () if self.num_envs is None else (self.num_envs,)
         device, envs = as_device(device), self.num_envs or 1
         nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
-        require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
+        require_host_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
         # In float64 the returns of long episodes are precise, and every count is exact.
         tensors = {
             "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),

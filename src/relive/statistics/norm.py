@@ -15,7 +15,7 @@ from relive.schema.conversion import as_device, as_tensor, convert
 from relive.schema.fields import DTYPES, FLAG_FIELD, Field, Path
 from relive.schema.invariants import verify_elements, verify_layout
 from relive.statistics.counting import Accumulator, counters, lock
-from relive.storage.allocator import require_memory
+from relive.storage.allocator import require_host_memory
 
 _MAX_ROWS = 2.0**53
 """Upper bound of the number of rows: float64 represents every smaller count exactly."""
@@ -63,7 +63,7 @@ class RunningNorm(Accumulator):
         self.eps = check_above_zero("eps", eps)
         self.clip = None if clip is None else check_above_zero("clip", clip)
         device = as_device(device)
-        require_memory(16 * math.prod(self.shape), "RunningNorm", "Pass the shape of one row.")
+        require_host_memory(16 * math.prod(self.shape), "RunningNorm", "Pass the shape of one row.")
         # The moments are the number of rows, their mean, and the sum of squared distances from the mean.
         tensors = {
             "count": torch.zeros((), dtype=torch.float64, device=device),

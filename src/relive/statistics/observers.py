@@ -20,7 +20,7 @@ from relive.schema.suggestions import NAME_PATTERN
 from relive.statistics.counting import counters, set_owner
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 
 class _NormsByField(dict["str | Path", RunningNorm]):
@@ -178,25 +178,25 @@ class Observers:
             self.stats.cut(env_ids)
 
 
-def saved_observers(config: Node, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
+def saved_observers(config: JsonNode, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
     """Return the constructor arguments `stats` and `norm` of a saved buffer.
 
     Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
     """
     norms: dict[Path, RunningNorm] = {}
     for i, node in enumerate(config.entry("norm").items()):
-        path, shape, eps, clip = node.parts(4)
-        saved.require(f"norm{i}.mean", shape.shape(), only_leading=True)
-        max_value = clip.optional()
+        path, shape, eps, clip = node.exact_items(4)
+        saved.require_array(f"norm{i}.mean", shape.shape(), only_leading=True)
+        max_value = clip.none_if_null()
         norms[parse_path(path)] = RunningNorm(
             shape.shape(), eps=eps.number(), clip=None if max_value is None else max_value.number()
         )
-    node = config.entry("stats").optional()
+    node = config.entry("stats").none_if_null()
     if node is None:
         return {"stats": None, "norm": norms}
     window = node.entry("window").integer(1, 1 << 32)
-    saved.require("stats.ring", (window + 1,), only_leading=True)
-    saved.require("stats.open", (None, num_envs or 1))
+    saved.require_array("stats.ring", (window + 1,), only_leading=True)
+    saved.require_array("stats.open", (None, num_envs or 1))
     metrics, reasons = ([name.text() for name in node.entry(key).items()] for key in ("metrics", "reasons"))
     return {"stats": EpisodeStats(num_envs, window, metrics, reasons), "norm": norms}
 

@@ -89,7 +89,7 @@ class LocalAllocator(Allocator):
             return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._is_pinned)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
-        return stream_lock(self.device) if self.device.type == "cuda" else threading.RLock()
+        return make_stream_lock(self.device) if self.device.type == "cuda" else threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Memory:
             raise SchemaError(explain("device", f"a torch device for a {kind}", self, remedy))
         return self.open(None)
 
-    def require(self, nbytes: int, where: str = "capacity") -> None:
+    def require_free_bytes(self, nbytes: int, where: str = "capacity") -> None:
         """Raise a MemoryError if `nbytes` do not fit beside the memory that other buffers have reserved.
 
         Pages are allocated when they are written: without this check the process would be killed much later. `where` is
@@ -187,7 +187,7 @@ class Memory:
         free_bytes = None
         if self.free_bytes is not None:
             free_bytes = self.free_bytes()
-        elif self.device.type == "cpu" and (available := available_bytes()) is not None:
+        elif self.device.type == "cpu" and (available := available_host_bytes()) is not None:
             free_bytes = max(available - unwritten_bytes(), 0)
         remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
         _require_free(nbytes, free_bytes, where, remedy, self.free_of)
@@ -262,14 +262,14 @@ def require_persistent_memory(where: str, remedy: str, error_class: type[Excepti
 
 def supports_persistent_memory() -> bool:
     """Whether the platform supports shared and disk memory."""
-    return sys.platform == "linux" and kernels.has_process_locks()
+    return sys.platform == "linux" and kernels.supports_process_locks()
 
 
 _UNCHECKED_BYTES = 1 << 30
-"""Maximum bytes of a request that `require_memory` grants without reading the free memory."""
+"""Maximum bytes of a request that `require_host_memory` grants without reading the free memory."""
 
 
-def available_bytes() -> int | None:
+def available_host_bytes() -> int | None:
     """Return the free bytes of host memory; None where the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -293,10 +293,10 @@ def resident_bytes() -> int:
         return 1 << 62
 
 
-def require_memory(nbytes: int, where: str, remedy: str) -> None:
+def require_host_memory(nbytes: int, where: str, remedy: str) -> None:
     """Raise a MemoryError if the host has fewer free bytes: the system would grant them and kill the process later."""
     if nbytes > _UNCHECKED_BYTES:
-        _require_free(nbytes, available_bytes(), where, remedy, _HOST_MEMORY)
+        _require_free(nbytes, available_host_bytes(), where, remedy, _HOST_MEMORY)
 
 
 def _require_free(nbytes: int, free_bytes: int | None, where: str, remedy: str, free_space: str) -> None:
@@ -311,7 +311,7 @@ def _format_bytes(nbytes: int) -> str:
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 24 else f"{nbytes:,} bytes"
 
 
-def stream_lock(device: torch.device) -> Any:
+def make_stream_lock(device: torch.device) -> AbstractContextManager[None]:
     """Return a re-entrant lock that also orders the work of its holders on a CUDA device.
 
     A holder on another stream makes its stream wait for the stream of the last holder; the host does not wait. During
@@ -332,4 +332,4 @@ def stream_lock(device: torch.device) -> Any:
             stream.wait_stream(last_stream)
         last_stream = stream
 
-    return kernels.guarded_lock(wait_for_last_stream)
+    return kernels.make_guarded_lock(wait_for_last_stream)

@@ -23,7 +23,7 @@ import torch
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.schema.fields import DTYPES, DTYPES_BY_NAME, dtype_name
 from relive.schema.suggestions import NAME_PATTERN
-from relive.storage.allocator import available_bytes
+from relive.storage.allocator import available_host_bytes
 
 FORMAT = 1
 """Version of the format of all files."""
@@ -90,7 +90,7 @@ _FOLDER_REMEDIES = {
 """Kinds of folders, each with the remedy if the folder given for it is of the other kind."""
 
 
-def folder_format(kind: str) -> bytes:
+def encode_folder_format(kind: str) -> bytes:
     """Return the contents of the file FORMAT of a folder of this kind: "checkpoint" or "disk memory"."""
     return f"recollect {kind} {FORMAT}\n".encode()
 
@@ -103,7 +103,7 @@ def require_folder_format(contents: bytes, kind: str) -> None:
             explain("FORMAT", f"the kind {kind!r}", repr(match[1].decode()), _FOLDER_REMEDIES[kind])
         )
     if match is None:
-        place, expected = f"FORMAT, bytes 0 to {len(contents)}", repr(folder_format(kind).decode())
+        place, expected = f"FORMAT, bytes 0 to {len(contents)}", repr(encode_folder_format(kind).decode())
         remedy = "Pass another folder, or copy this one again."
         raise CorruptCheckpoint(explain(place, expected, repr(contents), remedy))
     _require_format("FORMAT", int(match[2]))
@@ -114,18 +114,18 @@ def to_json(document: Any) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
-def from_json(where: str, body: bytes) -> Node:
+def from_json(where: str, body: bytes) -> JsonNode:
     """Parse an untrusted document, the inverse of `to_json`."""
     try:
         document = json.loads(
-            body, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+            body, object_pairs_hook=_unique_dict, parse_constant=_refuse_constant, parse_float=_parse_finite_float
         )
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(explain(where, "strict JSON", error, _CORRUPT_REMEDY)) from None
-    return Node(where, document)
+    return JsonNode(where, document)
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -137,19 +137,19 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"the number {name}")
 
 
-def _finite_float(text: str) -> float:
+def _parse_finite_float(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"the number {text}")
     return number
 
 
-class Node:
+class JsonNode:
     """An untrusted value of a document, with its place for error messages."""
 
     __slots__ = ("_place", "value")
 
-    def __init__(self, where: str | tuple[Node, str | int], value: Any) -> None:
+    def __init__(self, where: str | tuple[JsonNode, str | int], value: Any) -> None:
         self._place, self.value = where, value
 
     @property
@@ -167,32 +167,32 @@ class Node:
         got = got if len(got) <= 80 else f"{got[:77]}…"
         return CorruptCheckpoint(explain(self.where, expected, got, _CORRUPT_REMEDY))
 
-    def entry(self, key: str) -> Node:
+    def entry(self, key: str) -> JsonNode:
         """Return the entry of a JSON object; raise if it is missing."""
         if not isinstance(self.value, dict) or key not in self.value:
             got = sorted(self.value) if isinstance(self.value, dict) else self.value
-            raise Node(self.where, got).error(f"an object with {key!r}")
-        return Node((self, key), self.value[key])
+            raise JsonNode(self.where, got).error(f"an object with {key!r}")
+        return JsonNode((self, key), self.value[key])
 
-    def entries(self) -> dict[str, Node]:
+    def entries(self) -> dict[str, JsonNode]:
         """Return all entries of an object; raise unless every key is a valid name."""
         if not isinstance(self.value, dict) or not all(NAME_PATTERN.fullmatch(key) for key in self.value):
             raise self.error("an object with names as keys")
-        return {key: Node((self, key), value) for key, value in self.value.items()}
+        return {key: JsonNode((self, key), value) for key, value in self.value.items()}
 
-    def mapping(self) -> dict[str, Any]:
+    def unchecked_dict(self) -> dict[str, Any]:
         """Return a JSON object as a dict, without checking its entries."""
         if not isinstance(self.value, dict):
             raise self.error("an object")
         return self.value
 
-    def items(self, max_items: int = 1 << 20) -> list[Node]:
+    def items(self, max_items: int = 1 << 20) -> list[JsonNode]:
         """Return the items of a list of at most `max_items` items."""
         if not isinstance(self.value, list) or len(self.value) > max_items:
             raise self.error(f"a list of at most {max_items} items")
-        return [Node((self, i), value) for i, value in enumerate(self.value)]
+        return [JsonNode((self, i), value) for i, value in enumerate(self.value)]
 
-    def parts(self, count: int) -> list[Node]:
+    def exact_items(self, count: int) -> list[JsonNode]:
         """Return the items of a list of exactly `count` items."""
         items = self.items(count)
         if len(items) != count:
@@ -229,7 +229,7 @@ class Node:
             raise self.error(f"one of {', '.join(choices)}")
         return self.value
 
-    def optional(self) -> Node | None:
+    def none_if_null(self) -> JsonNode | None:
         """Return None for null, else this node."""
         return None if self.value is None else self
 
@@ -265,7 +265,7 @@ class ArrayInfo:
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def array_info(name: str, tensor: torch.Tensor) -> ArrayInfo:
+def describe_array(name: str, tensor: torch.Tensor) -> ArrayInfo:
     """Describe a tensor for a file; raise if a file cannot contain it."""
     if not ARRAY_NAME_PATTERN.fullmatch(name):
         remedy = "Rename it in the state() of the sampler."
@@ -281,11 +281,11 @@ def arrays_to_json(arrays: Iterable[ArrayInfo]) -> list[Any]:
     return [[array.name, dtype_name(array.dtype), list(array.shape)] for array in arrays]
 
 
-def arrays_from_json(node: Node) -> tuple[ArrayInfo, ...]:
+def arrays_from_json(node: JsonNode) -> tuple[ArrayInfo, ...]:
     """Parse untrusted descriptions of arrays, the inverse of `arrays_to_json`."""
     arrays: dict[str, ArrayInfo] = {}
     nodes = node.items(MAX_ARRAYS)
-    for name, dtype, shape in (each.parts(3) for each in nodes):
+    for name, dtype, shape in (each.exact_items(3) for each in nodes):
         array = ArrayInfo(name.text(ARRAY_NAME_PATTERN), DTYPES_BY_NAME[dtype.one_of(DTYPES_BY_NAME)], shape.shape())
         # Strides are products of sizes and must not overflow, even if another axis is empty.
         if array.dtype.itemsize * math.prod(filter(None, array.shape)) > _MAX_INTEGER:
@@ -309,8 +309,8 @@ class SnapshotReader:
     """Reads the untrusted state of a buffer or of one of its parts; verifies each array when it is requested."""
 
     def __init__(
-        self, where: str, specs: Mapping[str, ArraySpec], read: Callable[[str], torch.Tensor], values: Node,
-        config: Node,
+        self, where: str, specs: Mapping[str, ArraySpec], read: Callable[[str], torch.Tensor], values: JsonNode,
+        config: JsonNode,
     ) -> None:  # fmt: skip
         """`specs` has dtype and shape of each array by name, `read(name)` returns an array; messages name `where`."""
         self.values, self.config = values, config
@@ -331,7 +331,7 @@ class SnapshotReader:
             specs = [(array.name, array.dtype, array.shape[1:]) for array in arrays[2:]]
             if specs != expected:
                 got = next((spec for spec in specs if spec not in expected), f"{len(specs)} of {len(expected)} columns")
-                raise Node(where, got).error("the columns that the manifest declares")
+                raise JsonNode(where, got).error("the columns that the manifest declares")
 
     def part(self, name: str) -> SnapshotReader:
         """Return a reader of the part `name`, with its values and arrays."""
@@ -342,19 +342,19 @@ class SnapshotReader:
     def part_without_values(self, name: str) -> SnapshotReader:
         """Return a reader of the part `name`, which has arrays but no values."""
         part = copy.copy(self)
-        part.values, part._prefix = Node((self.values, name), {}), f"{self._prefix}{name}."
+        part.values, part._prefix = JsonNode((self.values, name), {}), f"{self._prefix}{name}."
         return part
 
-    def spec(self, name: str) -> ArraySpec | None:
+    def find_spec(self, name: str) -> ArraySpec | None:
         """Return the dtype and shape of an array without reading it; None if it does not exist."""
         return self._specs.get(self._prefix + name)
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def read_verified(self, name: str) -> torch.Tensor:
         """Read an array whose dtype and shape were verified before."""
         self._unread_names.pop(self._prefix + name, None)
         return self._read(self._prefix + name)
 
-    def tensors(self, max_bytes: int) -> Arrays:
+    def read_all_arrays(self, max_bytes: int) -> Arrays:
         """Read all arrays of this part; raise if they have more than `max_bytes` together."""
         sizes = {
             name.removeprefix(self._prefix): dtype.itemsize * math.prod(shape)
@@ -364,16 +364,16 @@ class SnapshotReader:
         if sum(sizes.values()) > max_bytes:
             largest_name = max(sizes, key=lambda name: sizes[name])
             raise self.array_node(largest_name, f"{sizes[largest_name]:,}").error(f"at most {max_bytes:,} bytes")
-        return {name: self.tensor(name) for name in sizes}
+        return {name: self.read_verified(name) for name in sizes}
 
-    def array_node(self, name: str, got: Any = None) -> Node:
+    def array_node(self, name: str, got: Any = None) -> JsonNode:
         """Return a node for an error about an array."""
-        spec = self.spec(name)
+        spec = self.find_spec(name)
         if got is None and spec is not None:
             got = f"{spec[0]} of shape {spec[1]}"
-        return Node(f"{self._where}: {self._prefix}{name}", got)
+        return JsonNode(f"{self._where}: {self._prefix}{name}", got)
 
-    def require(
+    def require_array(
         self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype | None = None, *,
         only_leading: bool = False,
     ) -> None:  # fmt: skip
@@ -382,9 +382,9 @@ class SnapshotReader:
         The length of an axis may be an int, a range of ints, or None for any length; the dtype None means any dtype.
         With `only_leading` the array may have further axes after `shape`.
         """
-        spec = self.spec(name)
+        spec = self.find_spec(name)
         got = () if spec is None else spec[1][: len(shape)] if only_leading else spec[1]
-        if spec is None or len(got) != len(shape) or not all(map(_matches, got, shape)):
+        if spec is None or len(got) != len(shape) or not all(map(_length_matches, got, shape)):
             lengths = tuple("any" if length is None else length for length in shape)
             raise self.array_node(name).error(f"an array of {'leading ' if only_leading else ''}shape {lengths}")
         if dtype not in (None, spec[0]):
@@ -392,14 +392,14 @@ class SnapshotReader:
 
     def read_array(self, name: str, shape: tuple[int | range | None, ...], dtype: torch.dtype) -> torch.Tensor:
         """Read an array that must have this dtype and shape."""
-        self.require(name, shape, dtype)
-        return self.tensor(name)
+        self.require_array(name, shape, dtype)
+        return self.read_verified(name)
 
     def read_like(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Read an array that must have the dtype and shape of `like`."""
         return self.read_array(name, tuple(like.shape), like.dtype)
 
-    def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
+    def copy_arrays_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy arrays into the tensors of the same names."""
         for name, target in targets.items():
             array = self.read_like(name, target)
@@ -409,18 +409,18 @@ class SnapshotReader:
             else:
                 target.copy_(array)
 
-    def finish(self, part_name: str) -> None:
+    def require_all_read(self, part_name: str) -> None:
         """Raise unless every array was requested."""
         if self._unread_names:
             raise self.array_node(next(iter(self._unread_names))).error(f"no other array than those of a {part_name}")
 
 
-def _matches(length: int, expected: int | range | None) -> bool:
+def _length_matches(length: int, expected: int | range | None) -> bool:
     return expected is None or (length in expected if isinstance(expected, range) else length == expected)
 
 
-def arrays_in_file(
-    where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None], values: Node, config: Node
+def make_snapshot_reader(
+    where: str, arrays: Iterable[ArrayInfo], fill: Callable[[int, memoryview], None], values: JsonNode, config: JsonNode
 ) -> SnapshotReader:
     """Make a reader of the arrays of one file. `fill(offset, target)` copies verified bytes of the file."""
     specs: dict[str, ArraySpec] = {}
@@ -429,7 +429,7 @@ def arrays_in_file(
     for array in arrays:
         specs[array.name], offsets[array.name] = (array.dtype, array.shape), nbytes
         nbytes += array.nbytes
-    free = available_bytes() if nbytes > _UNCHECKED_BYTES else None
+    free = available_host_bytes() if nbytes > _UNCHECKED_BYTES else None
     if free is not None and nbytes > free:
         remedy = "Load it where there is more memory."
         raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", nbytes, remedy))

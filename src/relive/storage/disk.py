@@ -32,21 +32,21 @@ from relive.storage.codec import (
     MAX_FIRST_LINE_BYTES,
     MAX_JSON_BYTES,
     Arrays,
-    Node,
+    JsonNode,
     SnapshotReader,
     add_checksum,
-    array_info,
     arrays_from_json,
-    arrays_in_file,
     arrays_to_json,
-    folder_format,
+    describe_array,
+    encode_folder_format,
     from_json,
+    make_snapshot_reader,
     require_first_line,
     require_folder_format,
     tensor_bytes,
     to_json,
 )  # fmt: skip
-from relive.storage.files import Files, convert_read_errors, is_read_error, make_read_error
+from relive.storage.files import FileOperations, convert_read_errors, is_read_error, make_read_error
 
 if TYPE_CHECKING:
     from relive.replay.recovery import RecoverableBuffer
@@ -92,14 +92,14 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None) -> Memory:
     option = "" if max_rows is None else f", commit_every={max_rows}"
 
     def make_allocator(owner: Any) -> DiskAllocator:
-        _require_support(SchemaError)
+        _require_platform_support(SchemaError)
         config = owner.config()
-        return DiskAllocator(root, max_rows).require_config(config)
+        return DiskAllocator(root, max_rows).check_config_matches(config)
 
     def free_bytes() -> int | None:
         with convert_read_errors(str(root)):
             # An existing buffer needs no free space, because its files have reserved their disk space already.
-            return None if (root / FORMAT).exists() else Files(root).free_bytes()
+            return None if (root / FORMAT).exists() else FileOperations(root).free_bytes()
 
     return Memory(
         torch.device("cpu"),
@@ -110,16 +110,16 @@ def disk_memory(path: str | PathLike[str], commit_every: int | None) -> Memory:
     )
 
 
-def reopen(path: str | PathLike[str], *, only_reads: bool) -> DiskAllocator:
+def reopen_disk_memory(path: str | PathLike[str], *, only_reads: bool) -> DiskAllocator:
     """Open a folder with a buffer; its `memory` is the `device` of that buffer.
 
     With `only_reads` files are not changed, and writes stay private to this process.
     """
-    _require_support(IncompatibleCheckpoint)
+    _require_platform_support(IncompatibleCheckpoint)
     return DiskAllocator(Path(path).absolute(), None, only_reads=only_reads, must_exist=True)
 
 
-def _require_support(error_class: type[Exception]) -> None:
+def _require_platform_support(error_class: type[Exception]) -> None:
     """Raise an error of this class if the platform does not support disk memory."""
     require_persistent_memory("Memory.disk", 'Keep the buffer in memory: device="cpu".', error_class)
 
@@ -135,7 +135,7 @@ class DiskAllocator(Allocator):
         self, root: Path, commit_every: int | None, *, only_reads: bool = False, must_exist: bool = False
     ) -> None:
         self._root, self._commit_every, self._only_reads = root, commit_every, only_reads
-        self._files = Files(root)
+        self._files = FileOperations(root)
         self._arrays: dict[str, MappedFile] = {}
         self._commit_files: dict[str, int] = {}
         """File descriptors of the commits, by file name."""
@@ -150,9 +150,9 @@ class DiskAllocator(Allocator):
         """The commit from which the buffer is recovered; None in a new folder."""
         with self.closed_on_error():
             if _has_disk_format(self._files):
-                self.last_commit = newest_commit(root)
+                self.last_commit = read_newest_commit(root)
             else:
-                self._remove_incomplete(must_exist)
+                self._remove_incomplete_files(must_exist)
                 open_files.is_published = False
         self.reopened = self.last_commit is not None
         self._number = 0 if self.last_commit is None else self.last_commit.number
@@ -161,7 +161,7 @@ class DiskAllocator(Allocator):
     def memory(self) -> Memory:
         """Memory of this folder, for the buffer of its last commit."""
         name = f"Memory.disk({str(self._root)!r})"
-        return Memory(self.device, lambda owner: self.require_config(owner.config()), lambda: None, name)
+        return Memory(self.device, lambda owner: self.check_config_matches(owner.config()), lambda: None, name)
 
     @contextmanager
     def closed_on_error(self, where: str | None = None) -> Iterator[None]:
@@ -182,7 +182,7 @@ class DiskAllocator(Allocator):
     def _lock_folder(self) -> int:
         try:
             if not self._only_reads:
-                self._refuse_foreign()
+                self._refuse_foreign_files()
                 self._files.make_root(())
             lock = self._files.lock_until_close(only_reads=self._only_reads)
         except OSError as error:
@@ -194,38 +194,41 @@ class DiskAllocator(Allocator):
         got = "a folder that another process uses"
         raise CheckpointError(explain(str(self._root), "one process at a time", got, remedy))
 
-    def _refuse_foreign(self) -> None:
+    def _refuse_foreign_files(self) -> None:
         """Raise if a folder without FORMAT contains files of other programs."""
-        names = self._files.names("")
+        names = self._files.list_names("")
         if FORMAT in names:
             _has_disk_format(self._files)
             return
-        regular_names = self._files.regular_names("") if names else []
+        regular_names = self._files.list_regular_files("") if names else []
         foreign_names = [name for name in names if name not in regular_names or not _FILE_NAME_PATTERN.fullmatch(name)]
         if foreign_names or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
             got = f"{(foreign_names or names)[0]!r} in it"
             raise IncompatibleCheckpoint(explain(str(self._root), "a folder for disk memory", got, remedy))
 
-    def _remove_incomplete(self, must_exist: bool) -> None:
+    def _remove_incomplete_files(self, must_exist: bool) -> None:
         """Remove the files of an interrupted creation; raise if there are rows, or with `must_exist`."""
         if must_exist or self._has_rows():
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
-        for name in self._files.regular_names(""):
+        for name in self._files.list_regular_files(""):
             if name != "LOCK" and _FILE_NAME_PATTERN.fullmatch(name):
                 self._files.remove(name)
 
     def _has_rows(self) -> bool:
         """Whether there is a commit after the first one, which describes an empty buffer."""
         try:
-            return not set(COMMIT_FILES).isdisjoint(self._files.names("")) and newest_commit(self._root).number > 1
+            return (
+                not set(COMMIT_FILES).isdisjoint(self._files.list_names(""))
+                and read_newest_commit(self._root).number > 1
+            )
         except CorruptCheckpoint as error:
             if is_read_error(error):
                 raise
             return False
 
-    def require_config(self, config: Mapping[str, Any]) -> DiskAllocator:
+    def check_config_matches(self, config: Mapping[str, Any]) -> DiskAllocator:
         """Return self; raise if the config of the last commit differs from `config`, the settings of the buffer."""
         if self.last_commit is None:
             return self
@@ -243,9 +246,9 @@ class DiskAllocator(Allocator):
         return self
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
-        return kernels.guarded_lock(self._after_acquire)
+        return kernels.make_guarded_lock(self._check_open_after_acquire)
 
-    def _after_acquire(self) -> None:
+    def _check_open_after_acquire(self) -> None:
         """Raise if another thread has closed the folder during the wait for the lock."""
         if not self.is_open:
             ClosedLock().__enter__()
@@ -314,7 +317,7 @@ class DiskAllocator(Allocator):
         self._owner, self._max_rows_per_step = buffer, buffer.max_rows_per_step
         with self.closed_on_error():
             if self.last_commit is not None:
-                buffer.recover(self.last_commit, self._checksum, resumes=resumes)
+                buffer.recover(self.last_commit, self._compute_checksum, resumes=resumes)
             if self._only_reads:
                 return
             step_bytes = max(buffer.nbytes // buffer.slots, 1)
@@ -331,9 +334,9 @@ class DiskAllocator(Allocator):
 
     def _open_commit_files(self) -> None:
         """Open both commit files and reserve their maximum size: a full disk must not make a commit fail."""
-        document, arrays = self._describe(self._default_max_rows, is_closed=False)
+        document, arrays = self._describe_commit(self._default_max_rows, is_closed=False)
         nbytes = len(dump_commit(document, arrays)) + self._owner.max_commit_growth + _NUMBERS_GROWTH_BYTES
-        self._reserved_bytes, names = nbytes, self._files.names("")
+        self._reserved_bytes, names = nbytes, self._files.list_names("")
         for name in COMMIT_FILES:
             with convert_read_errors(name):
                 if name in names:
@@ -376,8 +379,8 @@ class DiskAllocator(Allocator):
             return
         max_rows = max(self._default_max_rows, max_new_rows)
         try:
-            document, arrays = self._describe(max_rows, is_closed=is_closed)
-            self._sync()
+            document, arrays = self._describe_commit(max_rows, is_closed=is_closed)
+            self._sync_arrays()
             self._is_closing |= is_closed
             file = self._commit_files[COMMIT_FILES[document["number"] % 2]]
             length = os.fstat(file).st_size
@@ -397,26 +400,26 @@ class DiskAllocator(Allocator):
         self._rows_left, self._deadline = max_rows - max_new_rows, time.monotonic() + COMMIT_SECONDS
         self._steps_until_flush = self._flush_interval
 
-    def _sync(self) -> None:
+    def _sync_arrays(self) -> None:
         for array in self._arrays.values():
             self._files.sync_data(array.file)
 
-    def _describe(self, max_rows: int, *, is_closed: bool) -> tuple[dict[str, Any], Arrays]:
+    def _describe_commit(self, max_rows: int, *, is_closed: bool) -> tuple[dict[str, Any], Arrays]:
         """Return the next commit as JSON and arrays; see `Commit`."""
         owner, (values, arrays) = self._owner, self._owner.state()
         document = {
             "number": self._number + 1,
-            "boot": boot_id(),
+            "boot": read_boot_id(),
             "closed": is_closed,
             "reach": max_rows,
             "marks": owner.slots_checksum(),
-            "checksum": self._checksum() if is_closed else 0,
+            "checksum": self._compute_checksum() if is_closed else 0,
             "config": owner.config(),
             "values": values,
         }
         return document, arrays
 
-    def _checksum(self) -> int:
+    def _compute_checksum(self) -> int:
         """Return the checksum of all arrays except rows, which have checksums of their own."""
         total = 0
         for name, array in self._arrays.items():
@@ -430,12 +433,12 @@ class DiskAllocator(Allocator):
         first, last = max(self._flushed_until, head - slots), head
         for array in self._row_files:
             step = array.tensor[0].nbytes
-            for start, stop in _slot_ranges(first, last, slots):
+            for start, stop in _split_into_slot_ranges(first, last, slots):
                 self._owner.write_behind(array.file, start * step, (stop - start) * step)
             if head < slots:
                 # Before all slots are full, no row is overwritten, so none needs to be read.
                 continue
-            for start, stop in _slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
+            for start, stop in _split_into_slot_ranges(head, head + min(2 * self._flush_interval, slots), slots):
                 # Linux reads only the first bytes of a large request, so the range is split.
                 for offset in range(start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step, _REQUEST_BYTES):
                     array.memory.madvise(mmap.MADV_WILLNEED, offset, min(_REQUEST_BYTES, stop * step - offset))
@@ -443,11 +446,11 @@ class DiskAllocator(Allocator):
 
     def _publish(self) -> None:
         """Create FORMAT, which declares the folder to be disk memory."""
-        if _UNPUBLISHED_FORMAT in self._files.names(""):
+        if _UNPUBLISHED_FORMAT in self._files.list_names(""):
             # `_unpublish` has given the file `FORMAT` another name, which is undone here.
             self._files.rename(_UNPUBLISHED_FORMAT, FORMAT)
         else:
-            self._files.write_atomically(_UNPUBLISHED_FORMAT, FORMAT, [folder_format("disk memory")])
+            self._files.write_atomically(_UNPUBLISHED_FORMAT, FORMAT, [encode_folder_format("disk memory")])
         self._files.sync_folder("")
         self._open_files.is_published = True
 
@@ -472,7 +475,7 @@ class DiskAllocator(Allocator):
         Every file keeps its space on the disk, so that `_publish_again` cannot fail on a full disk.
         """
         self._open_files.is_published = False
-        if FORMAT in self._files.names(""):
+        if FORMAT in self._files.list_names(""):
             self._files.rename(FORMAT, _UNPUBLISHED_FORMAT)
         for file in self._commit_files.values():
             self._files.overwrite(file, bytes(os.fstat(file).st_size))
@@ -490,7 +493,7 @@ class DiskAllocator(Allocator):
         self._close_files()
 
 
-def _slot_ranges(first: int, last: int, slots: int) -> list[tuple[int, int]]:
+def _split_into_slot_ranges(first: int, last: int, slots: int) -> list[tuple[int, int]]:
     """Return the slots of rows `first` to `last` (exclusive, at most `slots` rows) as one or two ranges."""
     if first >= last:
         return []
@@ -514,7 +517,9 @@ _all_open_files: weakref.WeakSet[_OpenFiles] = weakref.WeakSet()
 class _OpenFiles:
     """The open files and the lock of a folder, which are released on close, on garbage collection and at exit."""
 
-    def __init__(self, files: Files, lock: int, arrays: dict[str, MappedFile], commits: dict[str, int]) -> None:
+    def __init__(
+        self, files: FileOperations, lock: int, arrays: dict[str, MappedFile], commits: dict[str, int]
+    ) -> None:
         self._files, self._lock, self._arrays, self._commit_files = files, lock, arrays, commits
         self._process = os.getpid()
         self.is_published = True
@@ -541,27 +546,27 @@ class _OpenFiles:
         lock, self._lock = self._lock, -1
         self._files.close(lock)
 
-    def forget(self) -> None:
+    def close_inherited_lock(self) -> None:
         """Close the lock file that a forked child has inherited: it would keep the folder locked after the parent."""
         with suppress(OSError):
             self._files.close(self._lock)
 
 
-def _forget_forked() -> None:
+def _close_inherited_locks() -> None:
     for open_files in _all_open_files:
-        open_files.forget()
+        open_files.close_inherited_lock()
 
 
-os.register_at_fork(after_in_child=_forget_forked)
+os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 def is_disk_memory(root: Path) -> bool:
     """Whether a folder contains disk memory of any format: without a file FORMAT, or with another one, it does not."""
-    contents = _read_format(Files(root))
+    contents = _read_format(FileOperations(root))
     return contents is not None and contents.startswith(b"recollect disk memory ")
 
 
-def _has_disk_format(files: Files) -> bool:
+def _has_disk_format(files: FileOperations) -> bool:
     """Whether a folder has a file FORMAT; raise if the file does not declare disk memory."""
     contents = _read_format(files)
     if contents is not None:
@@ -569,10 +574,10 @@ def _has_disk_format(files: Files) -> bool:
     return contents is not None
 
 
-def _read_format(files: Files) -> bytes | None:
+def _read_format(files: FileOperations) -> bytes | None:
     """Return the contents of the file FORMAT of a folder; None without the file."""
     try:
-        return files.contents(FORMAT, MAX_FIRST_LINE_BYTES)
+        return files.read_contents(FORMAT, MAX_FIRST_LINE_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -603,7 +608,7 @@ class Commit:
         return COMMIT_FILES[self.number % 2]
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Return the id of the current boot: pages of an earlier boot may not have reached the disk."""
     return _BOOT_ID_FILE.read_text().strip()
 
@@ -613,7 +618,7 @@ def dump_commit(document: dict[str, Any], arrays: Arrays, length: int = 0) -> by
 
     Spaces after the JSON pad the commit to `length` bytes, unless the line becomes too long.
     """
-    head = to_json({**document, "arrays": arrays_to_json(array_info(name, x) for name, x in arrays.items())})
+    head = to_json({**document, "arrays": arrays_to_json(describe_array(name, x) for name, x in arrays.items())})
     contents = b"".join(map(tensor_bytes, arrays.values()))
     for section, nbytes, max_bytes in (
         ("description", len(head), MAX_JSON_BYTES),
@@ -628,13 +633,13 @@ def dump_commit(document: dict[str, Any], arrays: Arrays, length: int = 0) -> by
     return add_checksum(b"\n".join([head, contents]))
 
 
-def newest_commit(root: Path) -> Commit:
+def read_newest_commit(root: Path) -> Commit:
     """Return the newest intact commit."""
     commits: list[Commit] = []
     errors: list[str] = []
     for name in COMMIT_FILES:
         try:
-            commit = _read_commit(Files(root), name)
+            commit = _read_commit(FileOperations(root), name)
             if commit.name != name:
                 raise CorruptCheckpoint(explain(name, "the commit of this name", commit.name, "Copy it again."))
             commits.append(commit)
@@ -649,12 +654,12 @@ def newest_commit(root: Path) -> Commit:
     return max(commits, key=lambda commit: commit.number)
 
 
-def _read_commit(files: Files, name: str) -> Commit:
+def _read_commit(files: FileOperations, name: str) -> Commit:
     """Read and verify a commit, except its arrays, which are read when they are requested."""
 
     def read_at(count: int, offset: int) -> bytes:
         with convert_read_errors(name):
-            return files.contents(name, count, offset)
+            return files.read_contents(name, count, offset)
 
     with convert_read_errors(name):
         nbytes = files.size(name)
@@ -683,7 +688,7 @@ def _read_commit(files: Files, name: str) -> Commit:
                 raise CorruptCheckpoint(explain(name, "all bytes of its arrays", "a shorter file", "Copy it again."))
             piece[:] = data
 
-    config, values = (Node(f"{name}: {key}", node.entry(key).mapping()) for key in ("config", "values"))
+    config, values = (JsonNode(f"{name}: {key}", node.entry(key).unchecked_dict()) for key in ("config", "values"))
     return Commit(
         node.entry("number").integer(1),
         node.entry("boot").text(_BOOT_PATTERN),
@@ -691,5 +696,5 @@ def _read_commit(files: Files, name: str) -> Commit:
         node.entry("reach").integer(1),
         node.entry("marks").integer(0, 2**32 - 1),
         node.entry("checksum").integer(0, 2**32 - 1),
-        arrays_in_file(name, infos, fill, values, config),
+        make_snapshot_reader(name, infos, fill, values, config),
     )

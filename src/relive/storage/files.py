@@ -63,7 +63,7 @@ def is_read_error(error: CheckpointError) -> bool:
     return isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP)
 
 
-class Files:
+class FileOperations:
     """File operations below one root folder. Names are `folder/name`, or `name` for a file in the root itself."""
 
     def __init__(self, root: Path) -> None:
@@ -73,7 +73,7 @@ class Files:
         """Create the root and its folders, unless they exist."""
         missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
-        with self._folder("") as root:
+        with self._open_folder("") as root:
             names = set(os.listdir(root))
             for name in folders:
                 with suppress(FileExistsError):
@@ -91,8 +91,8 @@ class Files:
 
     def create(self, name: str) -> int:
         """Create a file and open it for writing."""
-        folder, name = _split(name)
-        with self._folder(folder) as parent:
+        folder, name = _split_name(name)
+        with self._open_folder(folder) as parent:
             return os.open(name, _CREATE_FLAGS, 0o666, dir_fd=parent)
 
     def write(self, file: int, data: memoryview | bytes) -> None:
@@ -107,8 +107,8 @@ class Files:
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, replacing an existing one."""
-        (old_folder, old), (new_folder, new) = _split(old), _split(new)
-        with self._folder(old_folder) as source, self._folder(new_folder) as target:
+        (old_folder, old), (new_folder, new) = _split_name(old), _split_name(new)
+        with self._open_folder(old_folder) as source, self._open_folder(new_folder) as target:
             os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
     def write_atomically(self, temporary: str, name: str, parts: Iterable[memoryview | bytes]) -> None:
@@ -124,13 +124,13 @@ class Files:
 
     def sync_folder(self, folder: str) -> None:
         """Wait until the names in a folder are on the disk."""
-        with self._folder(folder) as descriptor:
+        with self._open_folder(folder) as descriptor:
             os.fsync(descriptor)
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
-        folder, name = _split(name)
-        with self._folder(folder) as parent, suppress(FileNotFoundError):
+        folder, name = _split_name(name)
+        with self._open_folder(folder) as parent, suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
 
     def close(self, file: int) -> None:
@@ -139,7 +139,7 @@ class Files:
 
     def create_for_update(self, name: str) -> int:
         """Create a file in the root and open it for reading and writing."""
-        with self._folder("") as root:
+        with self._open_folder("") as root:
             return os.open(name, _CREATE_FLAGS & ~os.O_WRONLY | os.O_RDWR, 0o666, dir_fd=root)
 
     def open_for_update(self, name: str, *, only_reads: bool) -> int:
@@ -176,9 +176,9 @@ class Files:
 
     def lock_until_close(self, *, only_reads: bool) -> int:
         """Lock the root and return the open lock file; -1 if another process has the lock."""
-        with self._folder("") as root:
+        with self._open_folder("") as root:
             try:
-                file = _open_lock(root, only_reads=only_reads)
+                file = _open_lock_file(root, only_reads=only_reads)
             except FileNotFoundError:
                 # A copied folder may lack the lock file. It is then read without a lock, through the open root.
                 return os.open(".", _FOLDER_FLAGS, dir_fd=root)
@@ -193,25 +193,25 @@ class Files:
         """Unlock the root. Closing the lock file would not suffice: a forked child may still have it open."""
         fcntl.flock(file, fcntl.LOCK_UN)
 
-    def names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; an empty list if the folder does not exist."""
         try:
-            with self._folder(folder) as descriptor:
+            with self._open_folder(folder) as descriptor:
                 return sorted(os.listdir(descriptor))
         except FileNotFoundError:
             return []
 
-    def regular_names(self, folder: str) -> list[str]:
+    def list_regular_files(self, folder: str) -> list[str]:
         """Return the names of the regular files in a folder, sorted."""
-        with self._folder(folder) as descriptor, os.scandir(descriptor) as entries:
+        with self._open_folder(folder) as descriptor, os.scandir(descriptor) as entries:
             return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
 
     def open(self, name: str) -> int:
         """Open a regular file for reading."""
-        return self._open_regular(*_split(name), _READ_FLAGS)
+        return self._open_regular(*_split_name(name), _READ_FLAGS)
 
     def _open_regular(self, folder: str, name: str, flags: int) -> int:
-        with self._folder(folder) as parent:
+        with self._open_folder(folder) as parent:
             file = os.open(name, flags, dir_fd=parent)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
@@ -220,19 +220,19 @@ class Files:
 
     def size(self, name: str) -> int:
         """Return the number of bytes of a regular file."""
-        return self._status(name).st_size
+        return self._read_status(name).st_size
 
-    def _status(self, name: str) -> os.stat_result:
-        folder, name = _split(name)
-        with self._folder(folder) as parent:
+    def _read_status(self, name: str) -> os.stat_result:
+        folder, name = _split_name(name)
+        with self._open_folder(folder) as parent:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{folder}/{name} is not a regular file")
         return status
 
-    def stamp(self, name: str) -> tuple[int, ...]:
+    def change_stamp(self, name: str) -> tuple[int, ...]:
         """Return device, inode, size and times of a regular file: they change when it is written or replaced."""
-        status = self._status(name)
+        status = self._read_status(name)
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def read(self, file: int, count: int) -> bytes:
@@ -256,7 +256,7 @@ class Files:
             done += count
         return done
 
-    def contents(self, name: str, count: int, offset: int = 0) -> bytes:
+    def read_contents(self, name: str, count: int, offset: int = 0) -> bytes:
         """Read `count` bytes of a regular file from `offset` on, fewer at its end."""
         file = self.open(name)
         try:
@@ -276,9 +276,9 @@ class Files:
 
         The system releases the lock when the process dies.
         """
-        with self._folder("") as root:
+        with self._open_folder("") as root:
             try:
-                file = _open_lock(root, only_reads=not exclusive)
+                file = _open_lock_file(root, only_reads=not exclusive)
             except OSError:
                 if exclusive:
                     raise
@@ -303,14 +303,14 @@ class Files:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     expected = f"the folder's lock within {locking.LOCK_SECONDS:g} s"
-                    got = f"it held by {_lock_holder(file)} all the time"
+                    got = f"it held by {_describe_lock_holder(file)} all the time"
                     remedy = "Resume that process, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
                     raise CheckpointError(explain(str(self.root), expected, got, remedy)) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
     @contextmanager
-    def _folder(self, name: str) -> Iterator[int]:
+    def _open_folder(self, name: str) -> Iterator[int]:
         root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not name:
@@ -325,12 +325,12 @@ class Files:
             os.close(root)
 
 
-def _open_lock(root: int, *, only_reads: bool) -> int:
+def _open_lock_file(root: int, *, only_reads: bool) -> int:
     flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
     return os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
 
 
-def _lock_holder(file: int) -> str:
+def _describe_lock_holder(file: int) -> str:
     """Describe the process that holds the lock of a file, by its id if /proc/locks contains it."""
     number = f":{os.fstat(file).st_ino}"
     with suppress(OSError):
@@ -341,6 +341,6 @@ def _lock_holder(file: int) -> str:
     return "another process"
 
 
-def _split(name: str) -> tuple[str, str]:
+def _split_name(name: str) -> tuple[str, str]:
     folder, _, rest = name.rpartition("/")
     return folder, rest

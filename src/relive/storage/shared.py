@@ -36,11 +36,13 @@ class SharedAddress:
     @property
     def memory(self) -> Memory:
         """Memory at this address, for a buffer in another process."""
-        return Memory(torch.device("cpu"), allocator=self.open, free_bytes=lambda: None, name="Memory.shared()")
+        return Memory(
+            torch.device("cpu"), allocator=self.open_allocator, free_bytes=lambda: None, name="Memory.shared()"
+        )
 
-    def open(self, owner: Any) -> SharedAllocator:
+    def open_allocator(self, owner: Any) -> SharedAllocator:
         """Return an allocator for a buffer in this process; raise if its settings differ."""
-        _require_support()
+        _require_platform_support()
         allocator = SharedAllocator(self)
         if not torch.equal(allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8), _checksum_settings(owner)):
             remedy = "Pass the handle as replay.handle() made it."
@@ -65,7 +67,7 @@ class SharedAllocator(Allocator):
     @classmethod
     def create(cls, owner: Any) -> SharedAllocator:
         """Create the allocator of a new buffer."""
-        _require_support()
+        _require_platform_support()
         allocator = cls()
         allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8).copy_(_checksum_settings(owner))
         return allocator
@@ -73,7 +75,7 @@ class SharedAllocator(Allocator):
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         if self._address is not None:
-            file = self._files[name] = _open_file(self._address, name)
+            file = self._files[name] = _open_foreign_file(self._address, name)
             _require_size(file, name, nbytes)
         else:
             file = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -84,8 +86,8 @@ class SharedAllocator(Allocator):
         return tensor_from_mapping(mmap.mmap(file, nbytes), shape, dtype)
 
     def lock(self, recover: Callable[[], None]) -> AbstractContextManager[Any]:
-        memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
-        return kernels.process_lock(memory, not self.reopened, recover, locking.LOCK_SECONDS)
+        memory = self.allocate("lock", (kernels.process_lock_bytes(),), torch.uint8)
+        return kernels.make_process_lock(memory, not self.reopened, recover, locking.LOCK_SECONDS)
 
     @property
     def address(self) -> SharedAddress:
@@ -93,12 +95,12 @@ class SharedAllocator(Allocator):
         return SharedAddress(self._token, os.getpid(), dict(self._files))
 
 
-def _require_support() -> None:
+def _require_platform_support() -> None:
     require_persistent_memory("Memory.shared", "Keep the buffer in one process, or use relive.distributed.")
 
 
-def _open_file(address: SharedAddress, name: str) -> int:
-    """Open a file of another process, and verify its name: another process may have got the process number since."""
+def _open_foreign_file(address: SharedAddress, name: str) -> int:
+    """Open a file of another process, and verify its name: if that process ended, its id may belong to a new one."""
     try:
         path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

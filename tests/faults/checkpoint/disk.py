@@ -1,4 +1,4 @@
-"""`Files` that kill their process, fail, or record operations; and the disk after a power failure."""
+"""`FileOperations` that kill their process, fail, or record operations; and the disk after a power failure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 
 import relive as rl
 from relive.checkpoint.saving import save
-from relive.storage.files import FOLDERS, Files
+from relive.storage.files import FOLDERS, FileOperations
 from tests.checkpoint.traffic import KINDS, digest, equal
 
 OPERATIONS = ("make_root", "create", "write", "sync", "rename", "sync_folder", "remove", "close")
 
 
-def watch_files(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[Files]:
-    """Return `Files` that call `operation(name, n, arguments)` before their n-th operation."""
+def watch_files(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[FileOperations]:
+    """Return `FileOperations` that call `operation(name, n, arguments)` before their n-th operation."""
     count = iter(range(1 << 30))
 
     def watched(name: str) -> Any:
-        original = getattr(Files, name)
+        original = getattr(FileOperations, name)
 
-        def call(self: Files, *arguments: Any) -> Any:
+        def call(self: FileOperations, *arguments: Any) -> Any:
             try:
                 operation(name, next(count), (self, *arguments))
             except OSError:
@@ -37,11 +37,11 @@ def watch_files(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[
 
         return call
 
-    return type("Watched", (Files,), {name: watched(name) for name in OPERATIONS})
+    return type("Watched", (FileOperations,), {name: watched(name) for name in OPERATIONS})
 
 
-def make_killing_files(point: int) -> type[Files]:
-    """Return `Files` that kill their process at an operation; half of a write is done before."""
+def make_killing_files(point: int) -> type[FileOperations]:
+    """Return `FileOperations` that kill their process at an operation; half of a write is done before."""
 
     def stop(name: str, n: int, arguments: tuple[Any, ...]) -> None:
         if n != point:
@@ -132,13 +132,13 @@ class RecordedSave:
 
         noted = watch_files(note)
 
-        def create(files: Files, name: str) -> int:
+        def create(files: FileOperations, name: str) -> int:
             file = noted.create(files, name)
             # The log names a file by the number of the operation that created it.
             open_files[file] = self.log[-1][1]
             return file
 
-        self.files: type[Files] = type("Recording", (noted,), {"create": create})
+        self.files: type[FileOperations] = type("Recording", (noted,), {"create": create})
 
 
 def after_power_loss(start: State, log: list[tuple[Any, ...]], rng: random.Random) -> State:

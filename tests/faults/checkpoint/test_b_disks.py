@@ -18,7 +18,7 @@ import pytest
 import relive as rl
 from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import (
     count_operations,
@@ -108,7 +108,7 @@ def test_a_full_disk_is_an_error_with_the_bytes_needed_and_free(kind: str, tmp_p
 
 
 def test_a_full_disk_before_the_folder_exists_is_the_same_error(tmp_path: Path) -> None:
-    class Full(Files):
+    class Full(FileOperations):
         def make_root(self, folders: tuple[str, ...] = ()) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -120,7 +120,7 @@ def test_files_are_removed_only_by_the_one_that_holds_the_lock(tmp_path: Path) -
     """Another process may be reading, or may have written its segments but not yet its manifest."""
     held: list[bool] = []
 
-    class Watching(Files):
+    class Watching(FileOperations):
         def hold_lock(self, *, exclusive: bool) -> Any:
             held.append(exclusive)
             context = super().hold_lock(exclusive=exclusive)
@@ -147,7 +147,7 @@ def test_files_are_removed_only_by_the_one_that_holds_the_lock(tmp_path: Path) -
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+    files = FileOperations(tmp_path)
     files.make_root()
     with files.hold_lock(exclusive=True):
         child = os.fork()

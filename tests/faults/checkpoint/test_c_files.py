@@ -23,7 +23,7 @@ import torch
 import relive as rl
 from relive.inspector.saved import verify
 from relive.schema.fields import parse_path
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import save_old_checkpoint
 from tests.faults.checkpoint.forgery import (
@@ -547,7 +547,7 @@ def test_load_explains_requests_that_it_cannot_fulfil(name: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_little_memory_is_a_typed_error(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = save_old_checkpoint(kind, tmp_path)
-    monkeypatch.setattr("relive.storage.allocator.available_bytes", lambda: 100)
+    monkeypatch.setattr("relive.storage.allocator.available_host_bytes", lambda: 100)
     with pytest.raises(rl.IncompatibleCheckpoint, match="the buffer does not fit into the memory of this machine"):
         rl.load(tmp_path)
     monkeypatch.undo()
@@ -588,4 +588,4 @@ def test_the_state_of_another_buffer_is_refused_and_changes_nothing(name: str) -
 
 def test_a_path_without_names_is_corrupt() -> None:
     with pytest.raises(rl.CorruptCheckpoint, match="expected at least one name"):
-        parse_path(Node("values.rows.attached", []))
+        parse_path(JsonNode("values.rows.attached", []))

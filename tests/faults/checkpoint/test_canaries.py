@@ -12,7 +12,7 @@ import pytest
 
 import relive as rl
 from relive.checkpoint.archive import Archive
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint import test_a_crashes as a
 from tests.faults.checkpoint import test_c_files as c
@@ -55,8 +55,8 @@ def _collecting_put(self: Archive, *arguments: Any) -> Any:
 
 
 POWER: dict[str, Broken] = {
-    "files are not synchronised": (Files, "sync", _nothing),
-    "folders are not synchronised": (Files, "sync_folder", _nothing),
+    "files are not synchronised": (FileOperations, "sync", _nothing),
+    "folders are not synchronised": (FileOperations, "sync_folder", _nothing),
     "the manifest before the data": (Archive, "commit", _commit),
     "collected before committed": (Archive, "write_file", _collecting_put),
 }
@@ -67,7 +67,7 @@ def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest
     broken = POWER[name]
     save_old_checkpoint("prioritized", tmp_path / "first")
     # An operation that does nothing must be missing from the log.
-    if broken[0] is Files:
+    if broken[0] is FileOperations:
         original = a.after_power_loss
 
         def forgetful(start: Any, log: list[Any], rng: random.Random) -> Any:
@@ -110,7 +110,7 @@ def test_the_state_check_goes_red_without_validation(tmp_path: Path, monkeypatch
 
 
 def test_a_loader_that_follows_links_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def follow(self: Files, name: str) -> int:
+    def follow(self: FileOperations, name: str) -> int:
         return os.open(self.root / name, os.O_RDONLY)
 
     root = tmp_path / "root"
@@ -118,11 +118,11 @@ def test_a_loader_that_follows_links_is_detected(tmp_path: Path, monkeypatch: py
     c.plant(root, tmp_path / "outside", "state as link")
     with pytest.raises(rl.CorruptCheckpoint):
         rl.load(root, number=2)
-    monkeypatch.setattr(Files, "open", follow)
+    monkeypatch.setattr(FileOperations, "open", follow)
     with pytest.raises(rl.CorruptCheckpoint):
         # The size of the link itself is checked first.
         rl.load(root, number=2)
-    monkeypatch.setattr(Files, "_status", lambda self, name: os.stat(self.root / name))
+    monkeypatch.setattr(FileOperations, "_read_status", lambda self, name: os.stat(self.root / name))
     assert equal(load_digest(root), old), "the canary loads what lies outside"
 
 

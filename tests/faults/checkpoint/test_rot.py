@@ -13,7 +13,7 @@ import pytest
 
 import relive as rl
 from relive.checkpoint.saving import save
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.checkpoint.traffic import KINDS, digest, equal
 
 REUSES = [kind for kind in KINDS if kind != "rollout"]
@@ -59,8 +59,8 @@ def test_a_rotten_bit_does_not_spread_to_later_saves(
         assert equal(digest(rl.load(tmp_path)), digest(buffer))
 
 
-class Counting(Files):
-    """`Files` that count the bytes read and written."""
+class Counting(FileOperations):
+    """`FileOperations` that count the bytes read and written."""
 
     wrote = looked = 0
 

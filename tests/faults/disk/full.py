@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 
 
 class MountedDisk:
@@ -45,10 +45,10 @@ class PretendedDisk:
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.root, self._is_full = root, False
         for name in ("create", "create_for_update", "grow", "overwrite", "reserve"):
-            patch.setattr(Files, name, self._limited(name, getattr(Files, name)))
+            patch.setattr(FileOperations, name, self._limited(name, getattr(FileOperations, name)))
 
     def _limited(self, name: str, original: Any) -> Any:
-        def call(files: Files, file: Any, *arguments: Any) -> Any:
+        def call(files: FileOperations, file: Any, *arguments: Any) -> Any:
             is_here = self.root in (files.root, *files.root.parents)
             if self._is_full and is_here and self._needs_more(name, file, *arguments):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

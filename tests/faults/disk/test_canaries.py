@@ -102,7 +102,7 @@ def lose_power_again_and_again(path: Path, machine: Machine, rng: random.Random)
 @pytest.mark.usefixtures("other_boot")
 def test_a_commit_before_its_data_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, rng = Machine(monkeypatch), random.Random(0)
-    monkeypatch.setattr(DiskAllocator, "_sync", lambda _: None)
+    monkeypatch.setattr(DiskAllocator, "_sync_arrays", lambda _: None)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint, rl.InvariantError)):
         lose_power_again_and_again(tmp_path, machine, rng)
 

@@ -18,8 +18,8 @@ import pytest
 import relive as rl
 from relive.cli import main
 from relive.inspector.saved import peek
-from relive.storage.disk import newest_commit
-from relive.storage.files import Files
+from relive.storage.disk import read_newest_commit
+from relive.storage.files import FileOperations
 from tests.faults.disk.writer import Layout, Life, Story, verify, write
 from tests.faults.processes import apart
 from tests.tiers import select
@@ -199,7 +199,7 @@ def test_a_folder_without_a_format_file_is_not_emptied(tmp_path: Path, damage: s
 
 def test_two_damaged_commits_are_corrupt(tmp_path: Path) -> None:
     lives = make_disk_memory(tmp_path / "memory")
-    older = tmp_path / "memory" / ("commit0", "commit1")[newest_commit(tmp_path / "memory").number % 2 - 1]
+    older = tmp_path / "memory" / ("commit0", "commit1")[read_newest_commit(tmp_path / "memory").number % 2 - 1]
     older.write_bytes(b"no commit")
     assert outcome(tmp_path / "memory", lives) == "exact"
     for path in (tmp_path / "memory").glob("commit?"):
@@ -295,14 +295,14 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Pat
 
 def fail_reads_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make reads of a file fail."""
-    whole = Files.open
+    whole = FileOperations.open
 
-    def fail(files: Files, wanted: str) -> int:
+    def fail(files: FileOperations, wanted: str) -> int:
         if wanted == name:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return whole(files, wanted)
 
-    monkeypatch.setattr(Files, "open", fail)
+    monkeypatch.setattr(FileOperations, "open", fail)
 
 
 def test_an_unreadable_commit_does_not_count_as_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_an_unreadable_commit_does_not_count_as_torn(tmp_path: Path, monkeypatch
     lives = make_disk_memory(tmp_path / "memory")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
     with monkeypatch.context() as patch:
-        fail_reads_of(newest_commit(tmp_path / "memory").name, patch)
+        fail_reads_of(read_newest_commit(tmp_path / "memory").name, patch)
         with pytest.raises(rl.CorruptCheckpoint, match="^commit[01]: expected a file that can be read, got "):
             rl.load(tmp_path / "memory")
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
@@ -351,7 +351,7 @@ def test_a_disk_that_fails_before_rows_are_replaced_loses_none_of_them(
             patch.undo()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        patch.setattr(Files, operation, fail)
+        patch.setattr(FileOperations, operation, fail)
         with pytest.raises((OSError, rl.CheckpointError)):
             replay.load_state_dict(state)
     replay.close()
@@ -366,7 +366,7 @@ def test_a_disk_that_fails_at_a_commit_raises(tmp_path: Path, operation: str, mo
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"relive.storage.files.Files.{operation}", fail)
+        patch.setattr(f"relive.storage.files.FileOperations.{operation}", fail)
         with pytest.raises(rl.CheckpointError, match="Input/output error"):
             replay.commit()
     verify(replay, story, lives)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.full import small_disk
 from tests.totals import tell
@@ -105,7 +105,7 @@ def test_a_disk_that_fills_up_after_opening_stops_neither_adds_nor_commits(sampl
 
 def test_without_reserved_commits_a_full_disk_stops_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canary: without reserved space, commits on a full disk fail."""
-    monkeypatch.setattr(Files, "reserve", lambda *_: None)
+    monkeypatch.setattr(FileOperations, "reserve", lambda *_: None)
     with pytest.raises(rl.CheckpointError, match="No space left on device"):
         live_through_full_disk("uniform", tmp_path)
 

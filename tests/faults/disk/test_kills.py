@@ -133,7 +133,7 @@ def test_a_kill_during_recovery_changes_nothing(name: str, boot: str | None, tmp
     else:
         pytest.fail("ten kills, and no step to cut off")
     if boot is not None:
-        monkeypatch.setattr("relive.storage.disk.boot_id", lambda: boot)
+        monkeypatch.setattr("relive.storage.disk.read_boot_id", lambda: boot)
     whole = tmp_path / "whole"
     shutil.copytree(root, whole)
     expected = digest(rl.load(whole))

@@ -13,7 +13,7 @@ import pytest
 
 import relive as rl
 from relive.replay.ring import MAX_ROWS_PER_STEP
-from relive.storage.files import Files
+from relive.storage.files import FileOperations
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
 from tests.tiers import select
@@ -37,7 +37,7 @@ class Machine:
         paths: dict[int, Path] = {}
         machine = self
 
-        class Watched(Files):
+        class Watched(FileOperations):
             def create_for_update(self, name: str) -> int:
                 file = super().create_for_update(name)
                 paths[file] = self.root / name
@@ -63,7 +63,7 @@ class Machine:
                 machine.count()
                 super().overwrite(file, data)
 
-        monkeypatch.setattr("relive.storage.disk.Files", Watched)
+        monkeypatch.setattr("relive.storage.disk.FileOperations", Watched)
 
     def count(self) -> None:
         self.left -= 1
@@ -160,7 +160,7 @@ def check_after_power_loss(
 def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every reopening look like one after a reboot."""
     count = iter(range(1 << 30))
-    monkeypatch.setattr("relive.storage.disk.boot_id", lambda: f"boot{next(count)}")
+    monkeypatch.setattr("relive.storage.disk.read_boot_id", lambda: f"boot{next(count)}")
 
 
 def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, states: int, **how: Any) -> None:

@@ -216,7 +216,7 @@ def open_until(name: str, root: Path, line: int, boot: str | None, files: tuple[
     if boot is not None:
         from relive.storage import disk  # noqa: PLC0415
 
-        disk.boot_id = lambda: boot
+        disk.read_boot_id = lambda: boot
     left = iter(range(line))
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -75,7 +75,7 @@ def test_torch_ops_replace_a_triton_that_fails_to_compile(monkeypatch: pytest.Mo
         raise FileNotFoundError("Failed to find C compiler.\nPlease specify via CC environment variable.")
 
     monkeypatch.setattr(kernels, "_has_triton", lambda: True)
-    monkeypatch.setattr(kernels, "_probe", fail)
+    monkeypatch.setattr(kernels, "_launch_probe", fail)
     backends, messages = query_backend()
     assert backends == ["torch", "torch"]
     assert len(messages) == 1
@@ -90,7 +90,7 @@ def test_a_missing_triton_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_working_triton_is_used_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     devices: list[torch.device] = []
     monkeypatch.setattr(kernels, "_has_triton", lambda: True)
-    monkeypatch.setattr(kernels, "_probe", devices.append)
+    monkeypatch.setattr(kernels, "_launch_probe", devices.append)
     assert query_backend() == (["triton", "triton"], [])
     assert devices == [torch.device("cuda:1")]
 

@@ -13,10 +13,10 @@ from tests.kernels.triton.interpreter import interpreter, quick_arithmetic
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive.kernels.triton.draw import RowDrawer, group_totals
+from relive.kernels.triton.draw import RowDrawer, sum_counts_by_group
 from relive.kernels.triton.launching import as_words
 from relive.kernels.triton.read import AT_NEXT, AT_ROW, RowReader, Source
-from relive.kernels.triton.rings import Frames, Leaf, Rings
+from relive.kernels.triton.rings import FrameLayout, Leaf, Rings
 from relive.kernels.triton.stream import CELLS
 from relive.kernels.triton.windows import Windows, find_windows
 from relive.kernels.triton.write import StepWriter
@@ -56,12 +56,12 @@ def rings(head: int) -> Rings:
 
 @pytest.mark.parametrize("head", [2**31 - 2, SLOTS - 2, 5 * SLOTS - 2])
 def test_steps_are_written_drawn_and_read_beyond_2_to_the_31(head: int) -> None:
-    ring, obs, others = rings(head), Leaf.of(make_sparse_zeros(SLOTS, 1, WIDTH), Frames(), 4), []
+    ring, obs, others = rings(head), Leaf.from_column(make_sparse_zeros(SLOTS, 1, WIDTH), FrameLayout(), 4), []
     for _ in range(2):
-        others.append(Leaf.of(make_sparse_zeros(SLOTS, 1), Frames(), 4))
+        others.append(Leaf.from_column(make_sparse_zeros(SLOTS, 1), FrameLayout(), 4))
     obs_rows = torch.arange(5 * WIDTH, dtype=torch.uint8).view(5, 1, WIDTH) + 1
     flags = (torch.zeros(4, 1, dtype=torch.uint8),) * 2
-    totals, broken, unknown = group_totals(ring.count), *torch.zeros(2, 1, dtype=torch.int64)
+    totals, broken, unknown = sum_counts_by_group(ring.count), *torch.zeros(2, 1, dtype=torch.int64)
     writer = StepWriter(ring, [obs], [], others, totals, (broken, unknown), flags=(0, 1), next_step=False)
     writer.write((obs_rows[:4],), (obs_rows[1:],), flags, 1, 4, None, None)
     slots = torch.tensor([(head + i) % SLOTS for i in range(4)])

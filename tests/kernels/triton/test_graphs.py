@@ -17,7 +17,7 @@ from tests.kernels.triton.interpreter import interpreted
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive.kernels.triton.launching import Launch
+from relive.kernels.triton.launching import BoundKernel
 from relive.replay import triton_backend
 
 ENVS, BATCH = 3, 8
@@ -38,14 +38,14 @@ class Graph:
             return True
 
         with ExitStack() as patches:
-            patches.enter_context(patch.object(Launch, "__call__", record))
+            patches.enter_context(patch.object(BoundKernel, "__call__", record))
             for module in (triton_backend, prioritized):
                 patches.enter_context(patch.object(module, "is_capturing_graph", is_capturing_graph))
             yield
 
     def replay(self) -> None:
         for arguments, constants in self._launches:
-            Launch.__call__(*arguments, **constants)
+            BoundKernel.__call__(*arguments, **constants)
 
 
 class Learner:

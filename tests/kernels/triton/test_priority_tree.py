@@ -49,26 +49,26 @@ class TestSums:
     def test_every_node_has_the_running_sums_of_its_children(self, num_leaves: int) -> None:
         values = np.random.default_rng(num_leaves).random(num_leaves)
         tree = make_tree(values)
-        assert tree.check() == 0
-        assert float(tree.total()) == pytest.approx(values.sum(), rel=1e-13)
-        assert float(tree.smallest()) == values.min()
-        assert tree.check() == 0
+        assert tree.max_sum_error() == 0
+        assert float(tree.total_priority()) == pytest.approx(values.sum(), rel=1e-13)
+        assert float(tree.smallest_priority()) == values.min()
+        assert tree.max_sum_error() == 0
 
     def test_the_check_sees_a_sum_a_leaf_and_a_minimum_that_are_wrong(self) -> None:
         tree = make_tree([1.0] * 300)
-        tree.smallest()
+        tree.smallest_priority()
         for tensor, place in ((tree._sums[0], 40), (tree._sums[1], 50), (tree._leaves, 7), (tree._minima, 3)):
             before = float(tensor[place])
             tensor[place] = 0.5
-            assert tree.check() > 1e-3
+            assert tree.max_sum_error() > 1e-3
             tensor[place] = before
-            assert tree.check() == 0
+            assert tree.max_sum_error() == 0
 
     def test_updates_leave_the_bits_that_a_rebuild_gives(self) -> None:
         # Equal bits make a resumed run draw the same rows.
         generator = np.random.default_rng(3)
         tree = make_tree(generator.random(1000))
-        tree.smallest()
+        tree.smallest_priority()
         for _ in range(5):
             leaves = torch.from_numpy(generator.integers(0, 1000, 60))
             tree.set(leaves, torch.from_numpy(10 ** generator.uniform(-8, 8, 60)))
@@ -88,7 +88,7 @@ class TestSums:
             native.set(leaves[order], values[order])
             assert torch.equal(tree.leaves_view(), native.leaves_view())
         assert tree._stamps.count_nonzero() == 0
-        assert tree.check() == 0
+        assert tree.max_sum_error() == 0
 
     def test_an_update_is_the_same_in_every_order_of_lanes(self) -> None:
         leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
@@ -105,7 +105,7 @@ class TestSums:
 @triton.jit
 def _descend_kernel(sums, points, out, num_leaves: tl.int64, levels, root: tl.int64, BLOCK: tl.constexpr):  # pyright: ignore
     lane = tl.arange(0, BLOCK)
-    leaf = priority_tree._descend(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
+    leaf = priority_tree._find_leaf_at_point(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
     tl.store(out + lane, leaf)
 
 
@@ -126,12 +126,12 @@ class TestDraws:
 
     def test_programs_in_any_order_draw_and_weigh_the_same(self) -> None:
         tree = make_tree(np.random.default_rng(0).random(500))
-        for by_smallest in (False, True):
+        for by_global_min in (False, True):
 
-            def run(by_smallest: bool = by_smallest) -> Any:
+            def run(by_global_min: bool = by_global_min) -> Any:
                 source = stream(4)
-                first = tree.draw_weighted(100, source, 0.7, by_smallest)
-                return first, tree.draw_weighted(50, source, 0.7, by_smallest), source.numbers
+                first = tree.draw_weighted(100, source, 0.7, by_global_min)
+                return first, tree.draw_weighted(50, source, 0.7, by_global_min), source.numbers
 
             (leaves, _), (others, _), numbers = in_every_order(run, 3)
             assert numbers[1:9].tolist() == [2, 2, 2, 2, 1, 1, 1, 0]
@@ -162,7 +162,7 @@ class TestAccepting:
             stale = tree.set_priorities(leaves, priority, 0.6, 1e-6)
             # The first number is the largest priority so far.
             numbers = [1.0]
-            bad, skipped = native.update(leaves, priority, 0.6, 1e-6, numbers)
+            bad, skipped = native.update_priorities(leaves, priority, 0.6, 1e-6, numbers)
             assert (bad, int(stale), float(tree.largest)) == (-1, skipped, numbers[0])
             assert torch.allclose(tree.leaves_view(), native.leaves_view(), rtol=1e-13, atol=0)
             assert tree.faults.tolist() == [0, 0, 0]
@@ -187,7 +187,7 @@ class TestAccepting:
         assert int(stale) == 1
         assert tree.faults.tolist() == [5, 0, 0]
         assert float(tree.largest) == 2.0
-        assert tree.check() == 0
+        assert tree.max_sum_error() == 0
         tree.set_priorities(torch.tensor([99, 0]), doubles([1.0, math.nan]), 1.0, 0.0)
         assert tree.faults.tolist() == [6, 1, 0]
 
@@ -219,4 +219,4 @@ class TestAccepting:
         slots, is_changed = torch.tensor([1, 2, 6, 0, 6, 5]), torch.tensor([True, True, True, True, True, False])
         tree.set_written_slots(slots, is_changed, kind, 1.0, 0.5)
         assert tree.leaves_view().tolist() == [0.0, 9.5, 0.0, 2.0, 2.0, 2.0, 9.5, *[2.0] * 13]
-        assert tree.check() == 0
+        assert tree.max_sum_error() == 0

@@ -42,7 +42,7 @@ def test_every_backend_reads_the_same(
             assert batch[path].dtype == leaf.dtype
 
 
-@pytest.mark.skipif(not hasattr(kernels.native(), "ProcessLock"), reason="disk memory needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(kernels.native_core(), "ProcessLock"), reason="disk memory needs Linux and a compiler")
 def test_sequences_of_disk_memory_are_those_of_memory(tmp_path: Any) -> None:
     view = rl.Sequence(4, 2)
     plain, disk = (RecordedReplay(3, 5, "SAME_STEP", place).replay for place in ("cpu", Memory.disk(tmp_path / "disk")))

@@ -160,7 +160,7 @@ def test_rewards_of_several_agents_are_each_summed_or_read(backend: str) -> None
     assert batch["reward", "b"].tolist() == [10 + 10 + 7.5, 20 + 15]
 
 
-@pytest.mark.skipif(not hasattr(kernels.native(), "ProcessLock"), reason="disk memory needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(kernels.native_core(), "ProcessLock"), reason="disk memory needs Linux and a compiler")
 @pytest.mark.parametrize("kind", ["disk", "shared"])
 def test_windows_of_other_memory_are_those_of_memory(tmp_path: Any, kind: str) -> None:
     window = rl.Window(obs=(-2, 0, 2), action=range(4), hidden=(-1,), view=rl.NStep(3, 0.9))

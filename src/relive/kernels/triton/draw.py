@@ -16,9 +16,16 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, Launch
-from relive.kernels.triton.rings import TRANSITION, Rings, get_newest, get_slot
-from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
+from relive.kernels.triton.launching import SIZES, BoundKernel
+from relive.kernels.triton.rings import TRANSITION, Rings, get_newest_row, get_slot
+from relive.kernels.triton.stream import (
+    CELL,
+    MAX_DRAWS,
+    draw_random_pair,
+    increment_draw_counts,
+    load_draw_counts,
+    split_draws_into_programs,
+)
 
 BLOCK = CELL.value
 """Number of draws per program on a GPU. Each draw reads the counts of one group of environments."""
@@ -50,10 +57,10 @@ def draw_rows_kernel(
     """Draw flat slots of transitions [rows], uniformly with replacement."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = position < rows
-    key, call = tl.load(stream), load_calls(stream, position, valid)
-    bits, candidate = random_pair(key, call, position, 0)
+    key, call = tl.load(stream), load_draw_counts(stream, position, valid)
+    bits, candidate = draw_random_pair(key, call, position, 0)
     env = _choose_env(count, totals, num_envs, bits, GROUP, GROUPS)
-    newest = get_newest(head, is_open, env, valid)
+    newest = get_newest_row(head, is_open, env, valid)
     oldest = tl.maximum(tl.load(floor + env, valid, other=0), newest - num_sampleable + 1)
     window = tl.maximum(newest - oldest + 1, 1)
     oldest = tl.maximum(oldest, 0)
@@ -62,7 +69,7 @@ def draw_rows_kernel(
     is_missing = has_rows & (tl.load(kind + slot, valid, other=0) != TRANSITION)
     attempt = 1
     while (tl.max(is_missing.to(tl.int32), axis=0) > 0) & (attempt < MAX_ATTEMPTS):
-        bits, candidate = random_pair(key, call, position, attempt)
+        bits, candidate = draw_random_pair(key, call, position, attempt)
         tried_slot = get_slot(oldest + bits % window, env, slots, num_envs)
         slot = tl.where(is_missing, tried_slot, slot)
         is_missing = is_missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
@@ -71,17 +78,17 @@ def draw_rows_kernel(
         is_missing = is_missing & (tl.load(kind + slot, valid, other=0) != TRANSITION)
         attempt += 1
     tl.store(out + position, slot, valid)
-    count_calls(stream, position, call, valid)
+    increment_draw_counts(stream, position, call, valid)
 
 
-def group_size(num_envs: int) -> int:
+def envs_per_group(num_envs: int) -> int:
     """Return the number of environments per group, about equal to the number of groups."""
     return triton.next_power_of_2(math.isqrt(max(num_envs - 1, 0)) + 1)
 
 
-def group_totals(count: torch.Tensor) -> torch.Tensor:
+def sum_counts_by_group(count: torch.Tensor) -> torch.Tensor:
     """Sum the counts of all environments by groups."""
-    size = group_size(len(count))
+    size = envs_per_group(len(count))
     groups = triton.next_power_of_2(triton.cdiv(len(count), size))
     return torch.nn.functional.pad(count, (0, groups * size - len(count))).view(groups, size).sum(1)
 
@@ -91,17 +98,17 @@ class RowDrawer:
 
     def __init__(self, rings: Rings, totals: torch.Tensor) -> None:
         state = rings.kind, rings.head, rings.open, rings.floor, rings.count, totals
-        self._launch = Launch(
+        self._launch = BoundKernel(
             draw_rows_kernel, (*state, rings.slots, rings.num_envs, rings.num_sampleable),
-            GROUP=group_size(rings.num_envs), GROUPS=len(totals), num_warps=4 if rings.num_envs <= 4096 else 16,
+            GROUP=envs_per_group(rings.num_envs), GROUPS=len(totals), num_warps=4 if rings.num_envs <= 4096 else 16,
         )  # fmt: skip
 
-    def draw(self, stream: torch.Tensor, rows: int) -> torch.Tensor:
-        """Draw flat slots of transitions [rows], uniformly with replacement. An empty ring gives arbitrary slots."""
-        out = torch.empty(rows, dtype=torch.int64, device=stream.device)
-        for start in range(0, rows, MAX_DRAWS):
-            part = out if rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]
-            count = min(rows - start, MAX_DRAWS)
-            block, programs = draw_blocks(count, BLOCK)
+    def draw(self, stream: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Draw flat slots of transitions [num_rows], uniformly with replacement; arbitrary ones of an empty ring."""
+        out = torch.empty(num_rows, dtype=torch.int64, device=stream.device)
+        for start in range(0, num_rows, MAX_DRAWS):
+            part = out if num_rows <= MAX_DRAWS else out[start : start + MAX_DRAWS]
+            count = min(num_rows - start, MAX_DRAWS)
+            block, programs = split_draws_into_programs(count, BLOCK)
             self._launch(stream, (programs, 1, 1), part, count, stream, BLOCK=block)
         return out

@@ -26,7 +26,7 @@ SIZES = (
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
-class Launch:
+class BoundKernel:
     """A kernel bound to fixed arguments.
 
     The parameters of a kernel are the arguments of each call, then the fixed arguments, then the constants. Addresses
@@ -44,7 +44,7 @@ class Launch:
         `constants` are constants of the kernel and options of its launches that do not vary between calls.
         """
         self._kernel, self._fixed, self._words, self._constants = kernel, fixed, words, OPTIONS | constants
-        self._fixed_addresses = tuple(map(_to_address, fixed))
+        self._fixed_addresses = tuple(map(_to_addresses, fixed))
         self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
         """Compiled kernels and their last arguments, by whether addresses are aligned and the constants of a call."""
 
@@ -56,7 +56,7 @@ class Launch:
         `constants` are the other constants of the kernel, in the same order in every call.
         """
         if INTERPRETED:
-            self._kernel[grid](*self.as_words(arguments), *self._fixed, **self._constants, **constants)
+            self._kernel[grid](*self.view_arguments_as_words(arguments), *self._fixed, **self._constants, **constants)
             return
         plain, low_bits = [], 0
         for argument in arguments:
@@ -79,7 +79,7 @@ class Launch:
             kernel, rest = compiled
             kernel[grid](*plain, *rest)
 
-    def as_words(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def view_arguments_as_words(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments of a call with tensors viewed as words."""
         views = (tuple(map(as_words, tensors, like)) for tensors, like in zip(arguments, self._words, strict=False))
         return *views, *arguments[len(self._words) :]
@@ -89,7 +89,9 @@ class Launch:
     ) -> tuple[Any, tuple[Any, ...]]:
         """Compile the kernel for the arguments of a call; return it with its fixed arguments and constants."""
         constants = self._constants | constants
-        pointers = [_to_pointers(argument, 16 if is_aligned else 1) for argument in self.as_words(arguments)]
+        pointers = [
+            _to_pointers(argument, 16 if is_aligned else 1) for argument in self.view_arguments_as_words(arguments)
+        ]
         kernel = self._kernel.warmup(*pointers, *map(_to_pointers, self._fixed), grid=(1, 1, 1), **constants)
         values = (constants[name] for name in self._kernel.arg_names if name in constants)
         return kernel, (*self._fixed_addresses, *values)
@@ -115,21 +117,21 @@ def _to_pointers(argument: Any, address: int | None = None) -> Any:
     return _Pointer(argument.dtype, address or argument.data_ptr())
 
 
-def _to_address(argument: Any) -> Any:
+def _to_addresses(argument: Any) -> Any:
     """Replace the tensors of an argument by their addresses."""
     if type(argument) is tuple:
-        return tuple(map(_to_address, argument))
+        return tuple(map(_to_addresses, argument))
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
 
 
 @cache
-def _without_fixed_arguments(kernel: Any, device: torch.device) -> Launch:
-    return Launch(kernel)
+def _bind_no_arguments(kernel: Any, device: torch.device) -> BoundKernel:
+    return BoundKernel(kernel)
 
 
 def launch(kernel: Any, device_tensor: torch.Tensor, programs: int, *arguments: Any, **constants: Any) -> None:
     """Launch a kernel that has no fixed arguments."""
-    _without_fixed_arguments(kernel, device_tensor.device)(device_tensor, (programs, 1, 1), *arguments, **constants)
+    _bind_no_arguments(kernel, device_tensor.device)(device_tensor, (programs, 1, 1), *arguments, **constants)
 
 
 def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
@@ -141,7 +143,7 @@ def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Te
     return (torch.view_as_real(flat).view(-1) if tensor.is_complex() else flat).view(word)
 
 
-def blocks(count: int, per_program: int) -> tuple[int, int]:
+def split_into_programs(count: int, per_program: int) -> tuple[int, int]:
     """Return the number of items per program and the number of programs for `count` items.
 
     On a GPU every program takes `per_program` items, because every other number would need another compilation.
@@ -164,7 +166,7 @@ def probe_kernel(sources, outs, LAYOUTS: tl.constexpr):
         _copy_row(sources[i], outs[i], tl.constexpr(LAYOUTS[i]))
 
 
-def probe(device: torch.device) -> None:
+def launch_probe(device: torch.device) -> None:
     """Compile and launch a small kernel on a device. Raises the errors of Triton."""
     # If TRITON_INTERPRET was set after Triton was imported, Triton's own functions are compiled instead of interpreted.
     if INTERPRETED and isinstance(tl.standard.zeros, triton.JITFunction):

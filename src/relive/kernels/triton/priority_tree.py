@@ -22,9 +22,16 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, Launch, blocks
-from relive.kernels.triton.rings import FINAL, TRANSITION, get_newest, get_slot
-from relive.kernels.triton.stream import CELL, MAX_DRAWS, count_calls, draw_blocks, load_calls, random_pair
+from relive.kernels.triton.launching import SIZES, BoundKernel, split_into_programs
+from relive.kernels.triton.rings import FINAL, TRANSITION, get_newest_row, get_slot
+from relive.kernels.triton.stream import (
+    CELL,
+    MAX_DRAWS,
+    draw_random_pair,
+    increment_draw_counts,
+    load_draw_counts,
+    split_draws_into_programs,
+)
 
 if TYPE_CHECKING:
     from relive.replay.ring import Ring
@@ -123,7 +130,7 @@ def renew_top_kernel(
 
 
 @triton.jit
-def _power(x, exponent):
+def _compute_power(x, exponent):
     """Return x^exponent of positive float64; exactly x for an exponent of 1."""
     # Triton's interpreter lacks the function `pow`, so the power is computed by exp2 and log2.
     return tl.where(exponent == 1.0, x, tl.exp2(exponent * tl.log2(x)))
@@ -136,20 +143,20 @@ def get_mass(priority, alpha, eps):
     The mass of a positive base is positive even if the power underflows, so that its leaf can be drawn.
     """
     base = priority + eps
-    mass = _power(tl.where(base > 0, base, 1.0), alpha)
+    mass = _compute_power(tl.where(base > 0, base, 1.0), alpha)
     smallest = (base * 0 + 1).to(tl.int64).to(tl.float64, bitcast=True)
     mass = tl.where(mass > 0, mass, smallest)
     return tl.where(base > 0, mass, tl.where(base == 0, base, float("nan")))
 
 
 @triton.jit
-def _locate(ids, kind, head, is_open, slots, num_envs, num_sampleable, inside):
+def _find_leaves(ids, kind, head, is_open, slots, num_envs, num_sampleable, inside):
     """Return flat slots of row ids, -1 for rows that can no longer be sampled, and the mask of ids never issued."""
     is_id = inside & (ids >= 0)
     positive = tl.where(is_id, ids, 0)
     env, row = positive % num_envs, positive // num_envs
     next_row = tl.load(head + env, is_id, other=0)
-    newest = get_newest(head, is_open, env, is_id)
+    newest = get_newest_row(head, is_open, env, is_id)
     slot = get_slot(row, env, slots, num_envs)
     row_kind = tl.load(kind + slot, is_id, other=0)
     in_window = is_id & (row > newest - num_sampleable)
@@ -158,7 +165,7 @@ def _locate(ids, kind, head, is_open, slots, num_envs, num_sampleable, inside):
 
 
 @triton.jit
-def _add_num_true(counter, mask):
+def _count_true(counter, mask):
     count = tl.sum(mask.to(tl.int64), axis=0)
     if count > 0:
         tl.atomic_add(counter, count)
@@ -183,7 +190,7 @@ def check_priorities_kernel(
     leaf = tl.load(index + position, inside, other=-1)
     is_unknown = inside & (leaf >= num_leaves)
     if BY_ID:
-        leaf, is_unknown = _locate(leaf, kind, head, is_open, slots, num_envs, num_sampleable, inside)
+        leaf, is_unknown = _find_leaves(leaf, kind, head, is_open, slots, num_envs, num_sampleable, inside)
     value = tl.load(priority + position, inside, other=0).to(tl.float64)
     mass = value
     if TRANSFORMS:
@@ -195,10 +202,10 @@ def check_priorities_kernel(
     tl.store(accepted_leaves + position, tl.where(is_accepted, leaf, -1), inside)
     tl.store(masses + position, mass, inside)
     tl.atomic_max(stamps + leaf, (position + 1).to(tl.int32), is_accepted)
-    _add_num_true(stale, inside & ~is_stored)
-    _add_num_true(faults + 1, is_unknown)
+    _count_true(stale, inside & ~is_stored)
+    _count_true(faults + 1, is_unknown)
     if TRANSFORMS:
-        _add_num_true(faults, inside & ~is_valid)
+        _count_true(faults, inside & ~is_valid)
         block_largest = tl.max(tl.where(is_accepted, value, 0.0), axis=0)
         tl.atomic_max(largest, block_largest.to(tl.int64, bitcast=True))
 
@@ -239,7 +246,7 @@ def _next_smaller(x):
 
 
 @triton.jit
-def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
+def _find_leaf_at_point(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     """Find the leaves that contain points [BLOCK] of the total.
 
     At each level the first child whose running sum exceeds the point is chosen, which is never a child of zero.
@@ -263,7 +270,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _weight(smallest, priority, beta):
+def _compute_weight(smallest, priority, beta):
     """Return (smallest / priority)^beta, in (0, 1]."""
     ratio = smallest / priority
     weight = tl.exp2(beta * tl.log2(tl.where(ratio > 0, ratio, 1.0)))
@@ -284,22 +291,22 @@ def prioritized_draw_kernel(
     """
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < rows
-    call = load_calls(stream, position, inside)
-    bits, _ = random_pair(tl.load(stream), call, position, 0)
+    call = load_draw_counts(stream, position, inside)
+    bits, _ = draw_random_pair(tl.load(stream), call, position, 0)
     # The second term has 53 random bits and is in [0, 1).
     point_in_slices = (start + position).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16
     is_tiny = tl.load(sums + root) < TINY_TOTAL
     scaled_sums = sums + tl.where(is_tiny, size, 0)
     total = tl.load(scaled_sums + root)
-    leaf = _descend(scaled_sums, point_in_slices * (total / count), num_leaves, levels, root, BLOCK)
+    leaf = _find_leaf_at_point(scaled_sums, point_in_slices * (total / count), num_leaves, levels, root, BLOCK)
     priority = tl.load(leaves + leaf, inside, other=float("inf"))
     tl.store(drawn_leaves + position, leaf, inside)
     tl.store(priorities + position, priority, inside)
     if HAS_WEIGHTS:
-        tl.store(weights + position, _weight(tl.load(minima + (root + 1) // 16 - 1), priority, beta), inside)
+        tl.store(weights + position, _compute_weight(tl.load(minima + (root + 1) // 16 - 1), priority, beta), inside)
     if (tl.program_id(0) == 0) & (start == 0) & ~(total > 0):
         tl.store(faults + 2, tl.load(faults + 2) + 1)
-    count_calls(stream, position, call, inside)
+    increment_draw_counts(stream, position, call, inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -311,7 +318,7 @@ def weights_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK
         smallest = tl.minimum(smallest, tl.load(priorities + position, position < count, other=float("inf")))
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     priority = tl.load(priorities + position, position < count, other=1.0)
-    tl.store(weights + position, _weight(tl.min(smallest, axis=0), priority, beta), position < count)
+    tl.store(weights + position, _compute_weight(tl.min(smallest, axis=0), priority, beta), position < count)
 
 
 class TritonTree:
@@ -347,27 +354,29 @@ class TritonTree:
         self._keeps_minima = False
         """Whether updates maintain the minima, which costs time: they do from the first use of the minima on."""
         leaves, sums, minima, dirty = self._leaves, self._sums, self._minima, self._dirty
-        self._checks: dict[torch.dtype, Launch] = {}
+        self._checks: dict[torch.dtype, BoundKernel] = {}
         """Launches of `check_priorities_kernel` by the dtype of the priorities."""
-        self._set_masses = Launch(set_masses_kernel, (leaves, self._stamps, dirty))
-        self._set_written = Launch(set_written_slots_kernel, (leaves, dirty, self.largest))
+        self._set_masses = BoundKernel(set_masses_kernel, (leaves, self._stamps, dirty))
+        self._set_written = BoundKernel(set_written_slots_kernel, (leaves, dirty, self.largest))
         sizes = num_leaves, self._size
         levels = min(self._levels, SUBTREE_LEVELS)
-        self._renew_subtrees = Launch(renew_subtrees_kernel, (leaves, sums, minima, dirty, *sizes), LEVELS=levels)
-        self._renew_top = Launch(renew_top_kernel, (sums, minima, *sizes, self._levels), BLOCK=BLOCK, num_warps=8)
-        self._draw_leaves = Launch(
+        self._renew_subtrees = BoundKernel(renew_subtrees_kernel, (leaves, sums, minima, dirty, *sizes), LEVELS=levels)
+        self._renew_top = BoundKernel(renew_top_kernel, (sums, minima, *sizes, self._levels), BLOCK=BLOCK, num_warps=8)
+        self._draw_leaves = BoundKernel(
             prioritized_draw_kernel,
             (leaves, sums, minima, self.faults, num_leaves, self._levels, self._size - 1, self._size),
         )
-        self._compute_weights = Launch(weights_kernel)
+        self._compute_weights = BoundKernel(weights_kernel)
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         if not isinstance(priorities, torch.Tensor):
             priorities = torch.full_like(leaves, priorities, dtype=torch.float64)
         self._update(leaves, priorities, None, 1.0, 0.0, transforms=False)
 
-    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
-        """Return None: `update` would synchronise, and callers use `set_priorities` instead."""
+    def update_priorities(
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, largest: Any
+    ) -> None:
+        """Return None: `update_priorities` would synchronise, and callers use `set_priorities` instead."""
 
     def set_priorities(
         self, index: torch.Tensor, priority: torch.Tensor, alpha: float, eps: float, ring: Ring | None = None
@@ -388,10 +397,10 @@ class TritonTree:
         """
         count = len(changed_slots)
         if count:
-            block, programs = blocks(count, BLOCK)
+            block, programs = split_into_programs(count, BLOCK)
             arguments = changed_slots, is_changed, count, kind, float(alpha), float(eps)
             self._set_written(kind, (programs, 1, 1), *arguments, BLOCK=block)
-            self._renew()
+            self._renew_sums()
 
     def _update(
         self, index: torch.Tensor, priority: torch.Tensor, ring: Ring | None, alpha: float, eps: float, *,
@@ -406,20 +415,20 @@ class TritonTree:
         check = self._checks.get(priority.dtype)
         if check is None:
             fixed = self._stamps, self.largest.view(torch.int64), self.faults, self.num_leaves
-            check = self._checks[priority.dtype] = Launch(check_priorities_kernel, fixed)
+            check = self._checks[priority.dtype] = BoundKernel(check_priorities_kernel, fixed)
         # Without a ring the kernel reads neither the state nor the sizes, so placeholders are passed.
         state = (self._dirty, self.faults, self._dirty) if ring is None else (ring.kind, ring.head, ring.open)
         sizes = (1, 1, 1) if ring is None else (ring.slots, ring.num_envs, ring.num_sampleable)
-        block, programs = blocks(count, BLOCK)
+        block, programs = split_into_programs(count, BLOCK)
         check(
             index, (programs, 1, 1), index, priority, accepted_leaves, masses, stale, count, float(alpha), float(eps),
             *state, *sizes, BY_ID=ring is not None, TRANSFORMS=transforms, BLOCK=block,
         )  # fmt: skip
         self._set_masses(index, (programs, 1, 1), accepted_leaves, masses, count, BLOCK=block)
-        self._renew()
+        self._renew_sums()
         return stale
 
-    def _renew(self) -> None:
+    def _renew_sums(self) -> None:
         """Recompute dirty subtrees and the levels above them."""
         self._renew_subtrees(self._sums, (self._subtrees, 1, 1), HAS_MINIMA=self._keeps_minima)
         if self._levels > SUBTREE_LEVELS:
@@ -428,12 +437,12 @@ class TritonTree:
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
         return self._leaves.index_select(0, leaves)
 
-    def total(self) -> torch.Tensor:
+    def total_priority(self) -> torch.Tensor:
         normal, tiny = self._sums[:, -1]
         is_tiny = normal < TINY_TOTAL.value
         return torch.where(is_tiny, tiny / TINY.value, normal / NORMAL.value)
 
-    def smallest(self) -> torch.Tensor:
+    def smallest_priority(self) -> torch.Tensor:
         self._build_minima()
         return self._minima[-1].clone()
 
@@ -446,15 +455,15 @@ class TritonTree:
         return self._draw(count, random, 0.0, None)[0]
 
     def draw_weighted(
-        self, count: int, random: Any, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
+        self, count: int, random: Any, beta: float, by_global_min: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if by_smallest:
+        if by_global_min:
             self._build_minima()
         if weights is None:
             weights = torch.empty(count, dtype=torch.float32, device=self._device)
-        leaves, priorities = self._draw(count, random, beta, weights if by_smallest else None)
-        if count and not by_smallest:
-            block, programs = blocks(count, BLOCK)
+        leaves, priorities = self._draw(count, random, beta, weights if by_global_min else None)
+        if count and not by_global_min:
+            block, programs = split_into_programs(count, BLOCK)
             self._compute_weights(priorities, (programs, 1, 1), priorities, weights, count, beta, BLOCK=block)
         return leaves, weights
 
@@ -468,7 +477,7 @@ class TritonTree:
         for start in range(0, count, MAX_DRAWS):
             part = out if count <= MAX_DRAWS else tuple(each[start : start + MAX_DRAWS] for each in out)
             rows = min(count - start, MAX_DRAWS)
-            block, programs = draw_blocks(rows, DRAW_BLOCK)
+            block, programs = split_draws_into_programs(rows, DRAW_BLOCK)
             self._draw_leaves(
                 numbers, (programs, 1, 1), *part, start, rows, count, beta, numbers,
                 HAS_WEIGHTS=weights is not None, BLOCK=block,
@@ -480,9 +489,9 @@ class TritonTree:
 
     def rebuild(self) -> None:
         self._dirty.fill_(1)
-        self._renew()
+        self._renew_sums()
 
-    def check(self) -> float:
+    def max_sum_error(self) -> float:
         worst = 0.0
         for scale, sums in zip((NORMAL.value, TINY.value), self._sums, strict=True):
             values, minima, first = self._leaves * scale, self._leaves, 0

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import INTERPRETED, SIZES, Launch, blocks
+from relive.kernels.triton.launching import INTERPRETED, SIZES, BoundKernel, split_into_programs
 from relive.kernels.triton.rings import (
     FRAMES,
     MAX_COLUMNS,
@@ -21,12 +21,12 @@ from relive.kernels.triton.rings import (
     TRANSITION,
     WIDTH,
     ZERO,
-    Frames,
+    FrameLayout,
     Leaf,
     LeafLayout,
     Rings,
     find_frame,
-    get_newest,
+    get_newest_row,
     get_row,
     step_back,
     step_forward,
@@ -124,7 +124,7 @@ def _sum_rewards(reward, out, slot, item, mask, num_steps, num_envs, size, n, ga
 
 
 @triton.jit
-def _discount(num_steps, n, gamma):
+def _compute_discount(num_steps, n, gamma):
     """Return γ^k for k steps, as float32."""
     power = tl.full((), 1.0, tl.float64)
     factor = num_steps.to(tl.float64) * 0.0
@@ -178,9 +178,9 @@ def read_kernel(
                 tl.constexpr(REWARDS[i]),
             )  # fmt: skip
         if STEPS > 0:
-            tl.store(discounts + position, _discount(num_steps, n, gamma), valid)
+            tl.store(discounts + position, _compute_discount(num_steps, n, gamma), valid)
         if HAS_IDS:
-            newest = get_newest(head, is_open, slot % num_envs, valid)
+            newest = get_newest_row(head, is_open, slot % num_envs, valid)
             row = get_row(slot, newest, slots, num_envs)
             tl.store(ids + position, row * num_envs + slot % num_envs, valid)
 
@@ -210,7 +210,7 @@ class RowReader:
         words = tuple(source.leaf.words for source in sources)
         fixed = words, tuple(reward for reward, _ in rewards) or (rings.head,)
         state = rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rings.size
-        self._launch = Launch(
+        self._launch = BoundKernel(
             read_kernel, (*fixed, *state), (words,), LAYOUTS=layouts,
             ANCHORS=tuple(source.anchor for source in sources), FIRST_PIECES=tuple(pieces), CHUNK=CHUNK, num_warps=2,
         )  # fmt: skip
@@ -221,7 +221,7 @@ class RowReader:
     ) -> None:  # fmt: skip
         """Fill `outs`, in the order of the sources. `length` is the number of steps per sequence in `slots`."""
         rows = slots.numel()
-        block, programs = blocks(rows, 16 if self._pieces == 1 else 8)
+        block, programs = split_into_programs(rows, 16 if self._pieces == 1 else 8)
         self._launch(
             slots, (programs, self._pieces, 1), tuple(outs), slots, tuple(sums) or (self._placeholder,),
             slots if ids is None else ids, slots if discount is None else discount, rows, length, n, float(gamma),
@@ -231,37 +231,37 @@ class RowReader:
 
 
 class TritonGather:
-    """A `Reader` of contiguous columns whose first `lead` axes number the items. It always pads: -1 reads zeros."""
+    """A `ItemReader` of contiguous columns whose first `lead` axes number the items. It always pads: -1 reads zeros."""
 
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         items = [column.flatten(0, lead - 1) for column in columns]
         self._item_layouts = [(item.shape[1:], item.dtype, item.device) for item in items]
         self._nonempty_columns = [i for i, item in enumerate(items) if item.numel()]
-        leaves = [Leaf.of(items[i].unsqueeze(1), Frames(), MAX_COLUMNS) for i in self._nonempty_columns]
-        self._reader = RowReader(_placeholder_rings(items[0]), [Source(leaf, AT_ROW.value) for leaf in leaves])
+        leaves = [Leaf.from_column(items[i].unsqueeze(1), FrameLayout(), MAX_COLUMNS) for i in self._nonempty_columns]
+        self._reader = RowReader(_make_placeholder_rings(items[0]), [Source(leaf, AT_ROW.value) for leaf in leaves])
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         count = stop - start
         out = [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype, device in self._item_layouts]
-        self._read(index, start, stop, out)
+        self._read_into(index, start, stop, out)
         return out
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
     ) -> None:
         whole = [target if target.is_contiguous() else torch.empty_like(target).contiguous() for target in out]
-        self._read(index, start, stop, whole)
+        self._read_into(index, start, stop, whole)
         for target, values in zip(out, whole, strict=True):
             if values is not target:
                 target.copy_(values)
 
-    def _read(self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor]) -> None:
+    def _read_into(self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor]) -> None:
         if stop > start and self._nonempty_columns:
             rows = index[start:stop].contiguous()
             self._reader.read(rows, [out[i] for i in self._nonempty_columns])
 
 
-def _placeholder_rings(column: torch.Tensor) -> Rings:
+def _make_placeholder_rings(column: torch.Tensor) -> Rings:
     """Make rings for plain items, whose state `read_kernel` does not access."""
     numbers, flags = (torch.empty(1, dtype=dtype, device=column.device) for dtype in (torch.int64, torch.uint8))
     return Rings(flags, flags, numbers, flags, flags, numbers, numbers, len(column), 1, len(column))

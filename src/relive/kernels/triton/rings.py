@@ -46,11 +46,11 @@ class Rings:
 
 
 LeafLayout = tuple[int, int, int, int, bool]
-"""Layout of a leaf, a constant of kernels: words per row, words per tile, and `k`, `inner`, `zero` of its `Frames`."""
+"""Layout of a leaf, a constant of kernels: words per row and tile, and `k`, `inner`, `zero` of its `FrameLayout`."""
 WIDTH, TILE, FRAMES, INNER, ZERO = (tl.constexpr(i) for i in range(5))
 
 
-class Frames(NamedTuple):
+class FrameLayout(NamedTuple):
     """Memory layout of the frames of a stack; a plain leaf has one frame."""
 
     k: int = 1
@@ -67,7 +67,7 @@ class Leaf(NamedTuple):
     layout: LeafLayout
 
     @staticmethod
-    def of(column: torch.Tensor, frames: Frames, max_columns: int) -> Leaf:
+    def from_column(column: torch.Tensor, frames: FrameLayout, max_columns: int) -> Leaf:
         """Make the leaf of a tensor; kernels read it in tiles of at most `max_columns` columns."""
         words = as_words(column)
         width = words.numel() // (column.shape[0] * column.shape[1])
@@ -109,7 +109,7 @@ def step_back(flat, steps, num_envs, size):
 
 
 @triton.jit
-def get_newest(head, is_open, env, mask):
+def get_newest_row(head, is_open, env, mask):
     """Return the newest row numbers of environments."""
     return tl.load(head + env, mask, other=0) - 1 + tl.load(is_open + env, mask, other=0).to(tl.int64)
 

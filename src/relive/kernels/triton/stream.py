@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from relive.errors import verify
-from relive.kernels.triton.launching import SIZES, blocks, launch
+from relive.kernels.triton.launching import SIZES, launch, split_into_programs
 from relive.rng import Randomness
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MAX_DRAWS = CELLS * CELL.value
 
 
 @triton.jit
-def random_pair(key, call, position, attempt):
+def draw_random_pair(key, call, position, attempt):
     """Draw two uniform non-negative int64 for each position [B].
 
     Another counter `call` [B] or another `attempt` gives other numbers.
@@ -46,13 +46,13 @@ def _join_words(a, b):
 
 
 @triton.jit
-def load_calls(stream, position, inside):
+def load_draw_counts(stream, position, inside):
     """Load the number of previous draws at these positions [B]."""
     return tl.load(stream + 1 + position // CELL, inside, other=0)
 
 
 @triton.jit
-def count_calls(stream, position, call, inside):
+def increment_draw_counts(stream, position, call, inside):
     """Increment the counters of these positions, at the end of a program."""
     # All warps must have read the counters before any warp increments them.
     tl.debug_barrier()
@@ -64,25 +64,25 @@ def uniform_kernel(stream, out, count: tl.int64, BLOCK: tl.constexpr):
     """Draw uniform float64 in [0, 1)."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < count
-    call = load_calls(stream, position, inside)
-    bits, _ = random_pair(tl.load(stream), call, position, 0)
+    call = load_draw_counts(stream, position, inside)
+    bits, _ = draw_random_pair(tl.load(stream), call, position, 0)
     # The product is exact, because float64 represents 53 bits times a power of two.
     tl.store(out + position, (bits >> 10).to(tl.float64) * 1.1102230246251565e-16, inside)
-    count_calls(stream, position, call, inside)
+    increment_draw_counts(stream, position, call, inside)
 
 
-def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
+def draw_uniform(stream: torch.Tensor, count: int) -> torch.Tensor:
     """Draw uniform float64 in [0, 1)."""
     out = torch.empty(count, dtype=torch.float64, device=stream.device)
     for part in out.split(MAX_DRAWS):
-        block, programs = draw_blocks(len(part), 256)
+        block, programs = split_draws_into_programs(len(part), 256)
         launch(uniform_kernel, stream, programs, stream, part, len(part), BLOCK=block)
     return out
 
 
-def draw_blocks(count: int, per_program: int) -> tuple[int, int]:
+def split_draws_into_programs(count: int, per_program: int) -> tuple[int, int]:
     """Return the number of positions per program, which are whole cells, and the number of programs."""
-    block = max(blocks(count, per_program)[0], CELL.value)
+    block = max(split_into_programs(count, per_program)[0], CELL.value)
     return block, -(-count // block)
 
 
@@ -107,7 +107,7 @@ class DeviceStream(Randomness):
     def uniform(self, count: int, device: torch.device) -> torch.Tensor:
         if device != self.device:
             return super().uniform(count, device)
-        return uniform_numbers(self.numbers, count)
+        return draw_uniform(self.numbers, count)
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         values, arrays = super().state()
@@ -116,11 +116,11 @@ class DeviceStream(Randomness):
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved stream, also from another device. Reset this stream if no Philox counters were saved."""
         super().load_state(saved)
-        if saved.spec("philox") is None:
+        if saved.find_spec("philox") is None:
             self._reset()
             return
         # Older checkpoints have one counter for all positions.
-        has_one_counter = saved.spec("philox") == (torch.int64, (2,))
+        has_one_counter = saved.find_spec("philox") == (torch.int64, (2,))
         numbers = saved.read_array("philox", (2 if has_one_counter else 1 + CELLS,), torch.int64)
         if bool((numbers < 0).any()):
             raise saved.array_node("philox", numbers.tolist()).error("a key and numbers of draws, all at least 0")

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.launching import SIZES, blocks, launch
-from relive.kernels.triton.rings import FINAL, TRANSITION, Rings, get_newest, get_row, get_slot
+from relive.kernels.triton.launching import SIZES, launch, split_into_programs
+from relive.kernels.triton.rings import FINAL, TRANSITION, Rings, get_newest_row, get_row, get_slot
 
 MAX_STEPS = 1024
 """Longest window: a program loads all its rows at once."""
@@ -59,7 +59,7 @@ def windows_kernel(
     valid = position < rows
     flat = tl.load(flat_slots + position, valid, other=0)
     env = flat % num_envs
-    newest = get_newest(head, is_open, env, valid)
+    newest = get_newest_row(head, is_open, env, valid)
     row = get_row(flat, newest, slots, num_envs)
     oldest = newest - slots + 1
     length = before + after
@@ -118,7 +118,7 @@ def find_windows(rings: Rings, flat_slots: torch.Tensor, before: int, after: int
         "LENGTH": triton.next_power_of_2(before + after),
     }
     rows, widest = len(flat_slots), max(tiles.values())
-    block, programs = blocks(rows, max(512 // widest, 1))
+    block, programs = split_into_programs(rows, max(512 // widest, 1))
     launch(
         windows_kernel, flat_slots, programs, flat_slots, out.slots, out.mask, out.train, out.is_first, out.ids,
         rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rows, before, after,

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.draw import group_size
-from relive.kernels.triton.launching import INTERPRETED, SIZES, Launch, as_words, blocks
+from relive.kernels.triton.draw import envs_per_group
+from relive.kernels.triton.launching import INTERPRETED, SIZES, BoundKernel, as_words, split_into_programs
 from relive.kernels.triton.rings import (
     FINAL,
     FRAMES,
@@ -99,7 +99,7 @@ def _count_invalid_stacks(inputs, next_inputs, item, valid, continues, is_reset,
 
 
 @triton.jit
-def _store(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
+def _store_items(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
     """Copy items to slots. If an item is a stack of frames, only its newest frame is stored."""
     for start in range(0, LAYOUT[WIDTH], LAYOUT[TILE]):
         column = start + tl.arange(0, LAYOUT[TILE])
@@ -109,7 +109,7 @@ def _store(stored, slot, inputs, item, mask, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def _find_expiring(kind, row, slot, mask, slots, num_envs, size, num_sampleable):
+def _find_expiring_slots(kind, row, slot, mask, slots, num_envs, size, num_sampleable):
     """Return the slots that can no longer be sampled when `slot` becomes the newest, and the mask of transitions."""
     expiring = step_forward(slot, slots - num_sampleable, num_envs, size)
     row_kind = tl.load(kind + expiring, mask, other=0)
@@ -119,11 +119,11 @@ def _find_expiring(kind, row, slot, mask, slots, num_envs, size, num_sampleable)
 @triton.jit
 def _store_leaves(leaves, slot, inputs, item, mask, LAYOUTS: tl.constexpr):
     for i in tl.static_range(len(LAYOUTS)):
-        _store(leaves[i], slot, inputs[i], item, mask, tl.constexpr(LAYOUTS[i]))
+        _store_items(leaves[i], slot, inputs[i], item, mask, tl.constexpr(LAYOUTS[i]))
 
 
 @triton.jit
-def _find_continuing(
+def _find_continuing_items(
     obs, inputs, next_inputs, first, pending, item, valid, has_pending, is_reset, broken, num_envs, size,
     OBS: tl.constexpr,
 ):  # fmt: skip
@@ -147,7 +147,7 @@ def _load_ends(terminated, truncated, item, valid):
 
 
 @triton.jit
-def _as_byte(like, number):
+def _make_bytes_like(like, number):
     return (like * 0 + number).to(tl.uint8)
 
 
@@ -208,7 +208,7 @@ def write_kernel(
     for t in range(steps):
         item = (tl.full((), 0, tl.int64) + t) * writers + position
         pending = get_slot(row, env, slots, num_envs)
-        continues = _find_continuing(
+        continues = _find_continuing_items(
             obs, input_obs, input_next_obs, first, pending, item, valid, has_pending, is_reset, broken, num_envs, size,
             OBS,
         )  # fmt: skip
@@ -217,23 +217,23 @@ def write_kernel(
         row += is_cut.to(tl.int64)
         slot = tl.where(is_cut, step_forward(pending, 1, num_envs, size), pending)
         next_slot = step_forward(slot, 1, num_envs, size)
-        expiring, expires = _find_expiring(kind, row, slot, starts, slots, num_envs, size, num_sampleable)
+        expiring, expires = _find_expiring_slots(kind, row, slot, starts, slots, num_envs, size, num_sampleable)
         # With stored next observations a step writes one row and no pending row, so only one old row expires.
         has_next = valid & (position < 0) if STORES_NEXT_OBS else valid
-        next_expiring, next_expires = _find_expiring(
+        next_expiring, next_expires = _find_expiring_slots(
             kind, row + 1, next_slot, has_next, slots, num_envs, size, num_sampleable
         )
         ends = _load_ends(input_rest[TERMINATED], input_rest[TRUNCATED], item, valid) & ~is_reset
         is_closed = position < 0 if NEXT_STEP or STORES_NEXT_OBS else ends
         tl.debug_barrier()
         if HAS_HISTORY:
-            tl.store(kind + expiring, _as_byte(env, HISTORY), expires)
-            tl.store(kind + next_expiring, _as_byte(env, HISTORY), next_expires)
+            tl.store(kind + expiring, _make_bytes_like(env, HISTORY), expires)
+            tl.store(kind + next_expiring, _make_bytes_like(env, HISTORY), next_expires)
             # With one row of history, `expiring` and `next_slot` are the same slot, so the stores must stay in order.
             tl.debug_barrier()
-        tl.store(kind + pending, _as_byte(env, FINAL), is_cut)
+        tl.store(kind + pending, _make_bytes_like(env, FINAL), is_cut)
         tl.store(kind + slot, tl.where(is_reset, FINAL, TRANSITION).to(tl.uint8), valid)
-        tl.store(first + slot, _as_byte(env, 1), starts)
+        tl.store(first + slot, _make_bytes_like(env, 1), starts)
         _store_leaves(obs, slot, input_obs, item, starts, OBS)
         _store_leaves(rest, slot, input_rest, item, valid, REST)
         if not STORES_NEXT_OBS:
@@ -265,7 +265,7 @@ def _choose_tiles(layouts: Sequence[LeafLayout], per_program: int) -> tuple[Leaf
     max_words = MAX_COLUMNS if INTERPRETED else min(1024 // per_program, 512)
     tiles = []
     for width, _, k, inner, _ in layouts:
-        # Frames that are stacked along the last axis are interleaved, so their tiles are half as wide.
+        # FrameLayout that are stacked along the last axis are interleaved, so their tiles are half as wide.
         is_interleaved = k > 1 and inner == 1
         tiles.append(min(triton.next_power_of_2(max(width, 1)), max_words // 2 if is_interleaved else max_words))
     return tuple((layout[0], tile, *layout[2:]) for layout, tile in zip(layouts, tiles, strict=True))
@@ -312,7 +312,7 @@ class StepWriter:
         has_wide_rows = any(layout[0] * layout[2] > MAX_NARROW for group in layouts for layout in group)
         self._per_program = 1 if has_wide_rows else 8
         obs_layouts, rest_layouts = (_choose_tiles(group, self._per_program) for group in layouts)
-        self._launch = Launch(
+        self._launch = BoundKernel(
             write_kernel,
             (obs_words, next_words or obs_words, rest_words, rings.kind, rings.first, rings.head, rings.open,
              rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size,
@@ -320,7 +320,7 @@ class StepWriter:
             (obs_words, obs_words, rest_words),
             OBS=obs_layouts, REST=rest_layouts, TERMINATED=flags[0], TRUNCATED=flags[1], NEXT_STEP=next_step,
             STORES_NEXT_OBS=bool(next_obs), HAS_HISTORY=rings.slots > rings.num_sampleable,
-            GROUP=group_size(rings.num_envs), num_warps=8 if has_wide_rows else 4,
+            GROUP=envs_per_group(rings.num_envs), num_warps=8 if has_wide_rows else 4,
         )  # fmt: skip
 
     def write(
@@ -333,9 +333,9 @@ class StepWriter:
         is no longer one.
         """
         rings = self._rings
-        block, programs = blocks(writers, self._per_program)
+        block, programs = split_into_programs(writers, self._per_program)
         if self._is_widened:
-            obs, next_obs, rest = (tuple(map(_align, inputs)) for inputs in (obs, next_obs, rest))
+            obs, next_obs, rest = (tuple(map(_copy_if_misaligned, inputs)) for inputs in (obs, next_obs, rest))
         changed_slots, is_changed = (rings.head, rings.kind) if changes is None else changes
         self._launch(
             rings.kind, (programs, 1, 1), obs, next_obs, rest, rings.head if envs is None else envs,
@@ -344,6 +344,6 @@ class StepWriter:
         )  # fmt: skip
 
 
-def _align(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_if_misaligned(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or a copy if its address is not divisible by eight."""
     return tensor.clone() if tensor.data_ptr() % 8 else tensor

@@ -181,7 +181,7 @@ class Prioritized(Sampler):
         return self.compute_beta(self.num_drawn, self._num_sample_calls)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
-        counts = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
+        counts = self.tree.update_priorities(slots, priority, self.alpha, self.eps, self._numbers)
         if counts is not None and counts[0] < 0:
             return counts[1]
         values, mass = self.convert_priorities(priority, len(slots))
@@ -277,7 +277,7 @@ class Prioritized(Sampler):
         verify_elements((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
         verify(unused_mass == 0, "priority of no row", 0, float(unused_mass))
         self._check_largest_and_counts()
-        error = self.tree.check()
+        error = self.tree.max_sum_error()
         verify(
             error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
         )
@@ -291,7 +291,7 @@ class Prioritized(Sampler):
 
     def total_mass(self) -> tuple[float, int]:
         """Return the total mass as (mantissa, exponent) of base 2, because a sum of large masses may exceed float64."""
-        total = float(self.tree.total())
+        total = float(self.tree.total_priority())
         if math.isfinite(total):
             return math.frexp(total)
         mantissa, exponent = math.frexp(float((self.tree.leaves_view() * 2.0**-64).sum()))
@@ -299,7 +299,7 @@ class Prioritized(Sampler):
 
     def smallest_mass(self) -> float:
         """Return the smallest mass above zero; infinity without one."""
-        return float(self.tree.smallest())
+        return float(self.tree.smallest_priority())
 
     def masses(self, slots: torch.Tensor | None = None) -> torch.Tensor:
         """Return the masses at slots, float64 [K], or a copy of the masses at all slots; empty slots have mass 0."""
@@ -366,7 +366,7 @@ class _DevicePrioritized(Prioritized):
         self._numbers = [self.tree.largest, 0]
         if self.normalize == "global":
             # `smallest` is called once, because its first call makes the tree maintain its minima from now on.
-            self.tree.smallest()
+            self.tree.smallest_priority()
 
     @property
     def _max_priority(self) -> Any:

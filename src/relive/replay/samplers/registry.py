@@ -11,7 +11,7 @@ from relive.checkpoint.snapshot import SnapshotReader, sum_bytes
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay import samplers
 from relive.replay.samplers.sampler import Sampler
-from relive.storage.codec import Node
+from relive.storage.codec import JsonNode
 
 _MAX_SLOT_BYTES = 64
 """Maximum bytes per slot of a saved sampler."""
@@ -38,11 +38,11 @@ def make_sampler_config(sampler: Sampler | samplers.Linear) -> dict[str, Any] | 
     return settings
 
 
-def load_sampler(node: Node, override: Sampler | None = None) -> Sampler:
+def load_sampler(node: JsonNode, override: Sampler | None = None) -> Sampler:
     """Make a sampler from its saved settings, or return `override` if the caller passed one."""
     if override is not None:
         return override
-    if node.optional() is None:
+    if node.none_if_null() is None:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(
             explain("sampler", "a sampler of relive, which load can make", "a custom sampler", remedy)
@@ -51,7 +51,7 @@ def load_sampler(node: Node, override: Sampler | None = None) -> Sampler:
     return kind(**{each.name: _read_setting(node.entry(each.name), each) for each in fields(kind)})
 
 
-def _read_setting(node: Node, declared: Field[Any]) -> Any:
+def _read_setting(node: JsonNode, declared: Field[Any]) -> Any:
     """Read a setting of the type of its default. The sampler's constructor verifies the value."""
     default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
     if isinstance(node.value, dict):
@@ -86,10 +86,10 @@ STAND_INS: tuple[Sampler, ...] = (
 """Samplers to inspect a buffer whose own sampler cannot be made; together they load every state of our samplers."""
 
 
-def load_sampler_state(sampler: Sampler, saved: SnapshotReader, config: Node) -> None:
+def load_sampler_state(sampler: Sampler, saved: SnapshotReader, config: JsonNode) -> None:
     """Load the saved state of a bound sampler; `config` is the config of the saved buffer."""
     expected, slots = sampler.state(), sampler.storage.num_slots
-    arrays = saved.tensors(max(sum_bytes(expected), _MAX_SLOT_BYTES * slots) + (1 << 20))
+    arrays = saved.read_all_arrays(max(sum_bytes(expected), _MAX_SLOT_BYTES * slots) + (1 << 20))
     optional = sampler.optional_state
     state = {name: array for name, array in arrays.items() if name in expected or name not in optional}
     for name in optional & expected.keys():
@@ -104,7 +104,7 @@ def load_sampler_state(sampler: Sampler, saved: SnapshotReader, config: Node) ->
         if saved_exponents is not None:
             sampler.rescale_priorities(*saved_exponents)
     except ValueError as error:
-        raise Node("state: sampler", str(error)).error("the state of a sampler") from None
+        raise JsonNode("state: sampler", str(error)).error("the state of a sampler") from None
 
 
 def _read_alpha_and_eps(config: Any) -> tuple[float, float] | None:
@@ -113,5 +113,5 @@ def _read_alpha_and_eps(config: Any) -> tuple[float, float] | None:
         config = config["sampler"]
     if not isinstance(config, dict) or config.get("name") != "Prioritized":
         return None
-    alpha, eps = (Node(f"config: sampler: {name}", config.get(name)).number() for name in ("alpha", "eps"))
+    alpha, eps = (JsonNode(f"config: sampler: {name}", config.get(name)).number() for name in ("alpha", "eps"))
     return alpha, eps

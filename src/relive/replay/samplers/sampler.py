@@ -12,7 +12,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.replay.backend import Backend
 from relive.rng import Randomness
-from relive.schema.assembly import copy_leaves
+from relive.schema.assembly import copy_tensor_pairs
 
 Self = TypeVar("Self", bound="Sampler")
 Choice = tuple[torch.Tensor, torch.Tensor | None]
@@ -112,7 +112,7 @@ class Sampler:
         """Choose `count` rows and write their weights to `weight`."""
         slots, weights = self.choose(count)
         if weights is not None:
-            copy_leaves([(weight[: len(slots)], weights)])
+            copy_tensor_pairs([(weight[: len(slots)], weights)])
         return slots
 
     def require_rows(self, count: int) -> None:

@@ -14,7 +14,7 @@ from relive.kernels.torch_ops import add_axes
 from relive.replay.read_plan import MASK, Leaves, ReadPlan, make_next_obs_path
 from relive.replay.torch_reader import reduce_steps
 from relive.replay.views.view import DEFAULT_VIEW, ReadContext, View
-from relive.schema.assembly import assemble
+from relive.schema.assembly import assemble_batch
 from relive.schema.checks import check_fraction
 from relive.schema.conversion import convert, path_name
 from relive.schema.fields import Path, Schema
@@ -106,7 +106,7 @@ class Hindsight:
         mask = add_axes(changed, goals)
         for path in (goal, make_next_obs_path(goal)):
             steps[path] = torch.where(mask, goals, steps[path])
-        rows = assemble(steps, torch.Size((len(changed),)))
+        rows = assemble_batch(steps, torch.Size((len(changed),)))
         results = self.fn(steps[make_next_obs_path(achieved)], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
             remedy = "Return a tuple of both."

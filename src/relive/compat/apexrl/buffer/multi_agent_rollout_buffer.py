@@ -15,7 +15,7 @@ from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows
 from relive.compat.views import WriteThroughDict, declare_spec, make_memory_views, map_tree
 from relive.errors import explain
-from relive.schema.checks import check_none_without, check_nonempty
+from relive.schema.checks import check_none_without_argument, check_nonempty
 from relive.schema.fields import Field
 
 _AGENT_FIELDS = {name: field for name, field in TRAINING_FIELDS.items() if name != PRIVILEGED}
@@ -80,7 +80,7 @@ class MultiAgentRolloutBuffer(StepBuffer):
         rows = self._rows
         check_not_full(rows)
         if self.state_spec is None:
-            check_none_without("state", state, "state_spec")
+            check_none_without_argument("state", state, "state_spec")
         ends = {agent: convert_dones("dones", flags, self.device) for agent, flags in dones.items()}
         fields = {
             "obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values,

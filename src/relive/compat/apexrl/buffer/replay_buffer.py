@@ -25,7 +25,7 @@ from relive.compat.pickling import PicklableBuffer, restore_core
 from relive.compat.seeding import choose_seed
 from relive.compat.views import declare_spec, is_memory_shared, make_memory_views, map_tree
 from relive.errors import DataWarning, explain
-from relive.schema.checks import check_int, check_none_without
+from relive.schema.checks import check_int, check_none_without_argument
 from relive.schema.fields import Field
 
 _CORE_NAMES = {
@@ -170,7 +170,7 @@ class ReplayBuffer(PicklableBuffer):
         if self.critic_obs_shape is not None:
             return {name: to_device(value, self.device) for name, value in critic.items()}
         for name, value in critic.items():
-            check_none_without(name, value, "critic_obs_shape")
+            check_none_without_argument(name, value, "critic_obs_shape")
         return {}
 
     def _copy_if_shared(self, obs_leaves: list[Any], next_obs: Any) -> Any:

@@ -18,7 +18,7 @@ from relive.compat.seeding import choose_seed, make_generator
 from relive.compat.step_rows import SCORES, StepBuffer, StepRows
 from relive.compat.views import declare_spec, gather_rows, make_memory_views
 from relive.errors import DataWarning, explain
-from relive.schema.checks import check_none_without, check_nonempty, check_positive_int
+from relive.schema.checks import check_none_without_argument, check_nonempty, check_positive_int
 from relive.schema.fields import Field
 
 PRIVILEGED = "privileged_observations"
@@ -265,7 +265,7 @@ def list_observation_leaves(rows: StepRows, observations: Any, privileged_observ
     leaves = list_leaves("obs", rows.tensors["obs"], observations)
     if PRIVILEGED in rows.tensors:
         return [*leaves, *list_leaves(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
-    check_none_without(PRIVILEGED, privileged_observations, "privileged_obs_shape")
+    check_none_without_argument(PRIVILEGED, privileged_observations, "privileged_obs_shape")
     return leaves
 
 
