@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from relive.checkpoint.state_dict import pack, unpack
+from relive.checkpoint.state_dict import pack_arrays, unpack_arrays
 from relive.compat.pickling import rejects_other_versions
 from relive.compat.views import is_tree, map_tree, named_leaves
 from relive.errors import SchemaError, explain
@@ -254,7 +254,8 @@ class StepRows:
         settings = self.make_core, self._fields, self._names, self._remedy
         # Tensors are packed as numpy arrays, because torch would move their storage while a process is spawned.
         parts = (
-            pack({name: x.cpu() for name, x in _list_leaves(tree).items()}) for tree in (self.tensors, self.scores)
+            pack_arrays({name: x.cpu() for name, x in _list_leaves(tree).items()})
+            for tree in (self.tensors, self.scores)
         )
         return _unpickle, (settings, *parts, self._step, self._staged_leaves)
 
@@ -262,7 +263,7 @@ class StepRows:
 @rejects_other_versions
 def _unpickle(settings: tuple[Any, ...], leaves: Any, scores: Any, *content: Any) -> StepRows:
     rows = StepRows(*settings)
-    rows._fill(unpack(leaves), unpack(scores), *content)
+    rows._fill(unpack_arrays(leaves), unpack_arrays(scores), *content)
     return rows
 
 
