@@ -23,7 +23,7 @@ from relive.locking import make_lock
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rng import Randomness
-from relive.rollout.batching import read_epochs
+from relive.rollout.batching import iter_epochs
 from relive.rollout.buffer import RolloutBuffer
 from relive.schema.assembly import (
     assemble_field,
@@ -388,9 +388,9 @@ class DistillationBuffer(StateDictMixin):
                 expected = f"row {oldest}, the oldest of these epochs, to be stored"
                 raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest_row}", remedy))
 
-        batches = read_epochs(
+        batches = iter_epochs(
             read, rows, batch_size, epochs, shuffle=shuffle, drop_last=drop_last, reads_into_out=out is not None,
-            where="epochs", unit="rows", random=self._random, device=self.device, lock=self._lock, check=check,
+            where="epochs", unit="rows", random=self._random, device=self.device, lock=self._lock, check_items=check,
         )  # fmt: skip
         return batches if target is None else (to_device(batch, target) for batch in batches)
 

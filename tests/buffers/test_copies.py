@@ -206,7 +206,7 @@ def test_an_invalid_lock_timeout_warns_and_the_default_is_used(text: str, monkey
 def test_add_waits_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = rl.ReplayBuffer(8, obs=1, action=(), seed=0)
     replay.add([0.0], 0.0, 0.0, False, False, [1.0])
-    adding, pack = Thread(target=replay.add, args=([1.0], 0.0, 1.0, False, False, [2.0])), portable.pack
+    adding, pack = Thread(target=replay.add, args=([1.0], 0.0, 1.0, False, False, [2.0])), portable.pack_arrays
 
     def pack_slowly(arrays: Any) -> Any:
         if adding.ident is None:
@@ -215,7 +215,7 @@ def test_add_waits_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> N
         assert adding.is_alive()
         return pack(arrays)
 
-    monkeypatch.setattr(portable, "pack", pack_slowly)
+    monkeypatch.setattr(portable, "pack_arrays", pack_slowly)
     state = portable.pack_state(replay)
     adding.join(timeout=10)
     assert len(replay) == 2

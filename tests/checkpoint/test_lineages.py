@@ -33,7 +33,7 @@ def make_filled_replay(seed: int = 0, steps: int = 5) -> rl.ReplayBuffer:
 
 def lineages(root: Path) -> dict[int, str]:
     archive = Archive(root)
-    return {number: archive.manifest(number).lineage for number in archive.numbers()}
+    return {number: archive.read_manifest(number).lineage for number in archive.checkpoint_numbers()}
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -69,11 +69,11 @@ def test_buffers_that_save_in_turn_go_on_from_their_own_checkpoints(tmp_path: Pa
             archive = Archive(tmp_path)
             # Each save has written one segment, with the new rows.
             if turn < 3:
-                assert len(archive.manifest(number).segments) == turn + 2
+                assert len(archive.read_manifest(number).segments) == turn + 2
     lineage_by_number = lineages(tmp_path)
     assert list(lineage_by_number) == [7, 8, 9, 10]
     assert lineage_by_number[7] == lineage_by_number[9] != lineage_by_number[8] == lineage_by_number[10]
-    needed = {name for number in lineage_by_number for name in Archive(tmp_path).manifest(number).files}
+    needed = {name for number in lineage_by_number for name in Archive(tmp_path).read_manifest(number).file_sizes}
     there = {f"{folder}/{path.name}" for folder in ("segments", "state") for path in (tmp_path / folder).iterdir()}
     assert there == needed
 
@@ -86,7 +86,7 @@ def test_a_buffer_that_is_saved_into_two_folders_in_turn_goes_on_in_both(tmp_pat
             replay.save(tmp_path / folder, keep=5)
     for folder in ("a", "b"):
         assert len(set(lineages(tmp_path / folder).values())) == 1
-        assert len(Archive(tmp_path / folder).manifest(3).segments) == 3
+        assert len(Archive(tmp_path / folder).read_manifest(3).segments) == 3
 
 
 def test_a_loaded_buffer_continues_its_lineage_and_copies_do_not(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from relive.distributed import Checkpoint, ReplayService
-from relive.distributed.client import Calls, Interrupted
+from relive.distributed.client import CallInterrupted, ShardCalls
 from relive.distributed.protocol import ServicePlan
 from relive.distributed.shard import Shard
 from relive.replay.samplers import Uniform
@@ -16,7 +16,7 @@ from relive.replay.samplers import Uniform
 HEALTHY, DIES_BEFORE, DIES_AFTER = "healthy", "dies before", "dies after"
 
 
-class LocalCalls(Calls):
+class LocalCalls(ShardCalls):
     """Calls that are executed immediately; `fate` decides before each call whether the process of the shard dies."""
 
     near = False
@@ -29,7 +29,7 @@ class LocalCalls(Calls):
         self.fate: Callable[[str], str] = lambda method: HEALTHY
         self.calls: list[str] = []
 
-    def start(self, shard: int, method: str, *arguments: Any) -> Any:
+    def start_call(self, shard: int, method: str, *arguments: Any) -> Any:
         if method == "memory_location" and not self.near:
             return None
         self.calls.append(method)
@@ -38,21 +38,21 @@ class LocalCalls(Calls):
         if fate == HEALTHY:
             return result
         self.die(shard)
-        return Interrupted(fate)
+        return CallInterrupted(fate)
 
     def die(self, shard: int) -> None:
         """Replace a shard by a new one, as after the end of its process."""
         self.shards[shard] = self._make(shard)
 
-    def is_answered(self, ref: Any) -> bool:
+    def has_answer(self, ref: Any) -> bool:
         return True
 
-    def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
-        if isinstance(ref, Interrupted):
+    def fetch_answer(self, shard: int, ref: Any, deadline: float) -> Any:
+        if isinstance(ref, CallInterrupted):
             raise ref
         return ref
 
-    def end(self) -> None:
+    def kill_shards(self) -> None:
         self.shards = []
 
 
@@ -67,7 +67,7 @@ def local_service(
 def make_client(calls: LocalCalls, plan: ServicePlan, *, max_pending: int = 4, seed: int | None = 0) -> ReplayService:
     """Return another client of the same shards."""
     service = ReplayService.__new__(ReplayService)
-    service._connect(plan, calls, max_pending, seed)
+    service._attach_shards(plan, calls, max_pending, seed)
     for stream in service._streams:
         stream.poll_seconds = -1.0
     return service

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive.distributed.protocol import ServicePlan, pack, unpack
+from relive.distributed.protocol import ServicePlan, pack_block, unpack_block
 from relive.schema.fields import Field
 from tests.distributed.local import make_plan, make_steps
 
@@ -39,8 +39,8 @@ def test_a_block_gives_back_every_bit(steps: int, envs: int, dtype: torch.dtype,
         if data.draw(st.booleans()):
             for i, after in zip(schema.leaf_indices["obs"], nexts, strict=True):
                 after[t, e] = leaves[i][t + 1, e]
-    block = pack(schema, leaves, nexts)
-    actual, following = unpack(schema, block)
+    block = pack_block(schema, leaves, nexts)
+    actual, following = unpack_block(schema, block)
     for expected, got in zip((*leaves, *nexts), (*actual, *following), strict=True):
         bits = (torch.as_tensor(x).contiguous().view(torch.uint8) for x in (expected, got))
         assert torch.equal(*bits)
@@ -50,7 +50,7 @@ def test_an_observation_travels_once() -> None:
     schema = make_plan(8, 2).schema
     steps = make_steps([0, 1], 0, 10, length=5)
     tensors = [torch.from_numpy(np.asarray(steps[name])) for name in schema.names]
-    block = pack(schema, tensors, [torch.from_numpy(steps["next_obs"])])
+    block = pack_block(schema, tensors, [torch.from_numpy(steps["next_obs"])])
     assert [leaf.shape for leaf in block.leaves[:2]] == [(11, 2, 2), (10, 2)]
     assert block.breaks.tolist() == [8, 9], "the last steps of the first episodes; the others end with the block"
     assert block.next_obs[0].tolist() == [[0.0, -1.0], [1.0, -1.0]]
@@ -60,7 +60,7 @@ def test_a_block_has_memory_of_its_own() -> None:
     schema = make_plan(8, 1).schema
     steps = make_steps([0], 0, 3)
     tensors = [torch.from_numpy(np.asarray(steps[name])) for name in schema.names]
-    block = pack(schema, tensors, [torch.from_numpy(steps["next_obs"])])
+    block = pack_block(schema, tensors, [torch.from_numpy(steps["next_obs"])])
     before = [leaf.copy() for leaf in block.leaves]
     for tensor in tensors:
         tensor.zero_()

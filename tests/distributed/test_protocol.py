@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import relive as rl
 from relive.distributed import Checkpoint, ReplayService
-from relive.distributed.protocol import Ack, Push
+from relive.distributed.protocol import Push, PushAck
 from relive.distributed.shard import Shard
 from relive.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
 from relive.storage.files import FileOperations
@@ -34,7 +34,7 @@ from tests.distributed.local import (
 class Forgetful(Shard):
     """A faulty shard that treats every push as new."""
 
-    def push(self, client: str, pushes: list[Push]) -> Ack:
+    def push(self, client: str, pushes: list[Push]) -> PushAck:
         self._positions[client] = pushes[0].position
         return super().push(client, pushes)
 
@@ -55,7 +55,7 @@ def stored(calls: LocalCalls) -> dict[int, list[int]]:
     actual: dict[int, list[int]] = {}
     for number, shard in enumerate(calls.shards):
         buffer = shard._buffer
-        for env in shard._plan.envs(number):
+        for env in shard._plan.envs_of_shard(number):
             actual[env] = []
         for row in buffer[buffer.ids()]:
             env, step = row["obs"].int().tolist()
@@ -160,19 +160,19 @@ def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: p
 def test_a_client_waits_for_answers_and_keeps_little(tmp_path: Path) -> None:
     service, calls = local_service(make_plan(100, 1, checkpoint=str(tmp_path)), max_pending=5)
     stream, busy = service._streams[0], True
-    calls.is_answered = lambda ref: not busy
+    calls.has_answer = lambda ref: not busy
     sizes = []
-    calls.fetch = lambda shard, ref, deadline: sizes.append(stream.pending) or ref
+    calls.fetch_answer = lambda shard, ref, deadline: sizes.append(stream.num_pending) or ref
     for first in range(20):
         service.extend(make_steps([0], first, 1))
-        assert stream.pending <= 5
+        assert stream.num_pending <= 5
     assert min(sizes) == 5
     assert calls.calls.count("push") < 12
     busy, waits = False, len(sizes)
     service.extend(make_steps([0], 20, 1))
     assert len(sizes) == waits + 1
     service.save()
-    assert (len(stream._unsaved_pushes), stream.pending) == (0, 0)
+    assert (len(stream._unsaved_pushes), stream.num_pending) == (0, 0)
     assert stored(calls) == {0: list(range(21))}
 
 
@@ -229,7 +229,7 @@ def test_a_service_goes_on_from_its_checkpoint_and_not_from_anothers(tmp_path: P
         other, _ = local_service(changed)
         with pytest.raises(IncompatibleCheckpoint, match="(capacity 160|num_shards 1) against (80|2)"):
             other.sample(1)
-    rl.ReplayBuffer(80, 2, (), num_envs=4, device=plan.memory).save(tmp_path / "own" / "shard-0")
+    rl.ReplayBuffer(80, 2, (), num_envs=4, device=plan.shard_memory).save(tmp_path / "own" / "shard-0")
     with pytest.raises(IncompatibleCheckpoint, match="a shard of a service"):
         len(local_service(make_plan(80, 4, checkpoint=str(tmp_path / "own")))[0])
 
@@ -263,7 +263,7 @@ def test_a_warning_from_the_thread_of_batches_names_the_callers_line(
     (folder / "shard-0").write_text("no folder")
     service.extend(make_steps([0], 0, 5))
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "is_answered", lambda ref: False)
+        patch.setattr(calls, "has_answer", lambda ref: False)
         # The block waits in the client until `batches` sends it.
         service.extend(make_steps([0], 5, 5))
     with pytest.warns(UserWarning, match="^shard 0: cannot write checkpoints") as warned:

@@ -22,14 +22,14 @@ class Clocked(LocalCalls):
     now = 0.0
     timeout = 1e9
 
-    def deadline(self) -> float:
+    def new_deadline(self) -> float:
         return self.now + self.timeout
 
-    def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
+    def fetch_answer(self, shard: int, ref: Any, deadline: float) -> Any:
         self.now += 1
         if self.now > deadline:
             raise self.timeout_error(shard)
-        return super().fetch(shard, ref, deadline)
+        return super().fetch_answer(shard, ref, deadline)
 
 
 def update(service: ReplayService) -> int:

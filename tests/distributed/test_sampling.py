@@ -233,17 +233,17 @@ def test_what_does_not_fit_is_refused_before_it_is_sent() -> None:
 class SlowCalls(LocalCalls):
     """Calls that store blocks only when the client waits for the answer."""
 
-    def start(self, shard: int, method: str, *arguments: Any) -> Any:
+    def start_call(self, shard: int, method: str, *arguments: Any) -> Any:
         def arrive() -> Any:
-            return super(SlowCalls, self).start(shard, method, *arguments)
+            return super(SlowCalls, self).start_call(shard, method, *arguments)
 
         return arrive if method == "push" else arrive()
 
-    def is_answered(self, ref: Any) -> bool:
+    def has_answer(self, ref: Any) -> bool:
         return False
 
-    def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
-        return super().fetch(shard, ref() if callable(ref) else ref, deadline)
+    def fetch_answer(self, shard: int, ref: Any, deadline: float) -> Any:
+        return super().fetch_answer(shard, ref() if callable(ref) else ref, deadline)
 
 
 def test_rows_that_are_under_way_are_waited_for_before_an_empty_memory_is_refused() -> None:
@@ -270,7 +270,7 @@ def test_several_threads_of_a_client_sample_and_update_at_once() -> None:
 class PatientCalls(LocalCalls):
     """Calls whose answers have arrived at the second check."""
 
-    def is_answered(self, ref: Any) -> bool:
+    def has_answer(self, ref: Any) -> bool:
         self.asked = getattr(self, "asked", 0) + 1
         return self.asked > 1
 

@@ -243,7 +243,7 @@ def keeps_what_is_attached(storage: Any, *arguments: Any) -> None:
     storage.attached.update(attached)
 
 
-_commit = RolloutStorage.commit
+_commit = RolloutStorage.commit_row
 _write_segments = saving._write_segments
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
@@ -255,7 +255,7 @@ HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "priorities that are not taken": ("stored prioritized", rl.Prioritized, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", saving, "_write_segments", saves_without_the_newest),
     "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),
-    "targets of older steps": ("rollout", RolloutStorage, "commit", keeps_what_is_attached),
+    "targets of older steps": ("rollout", RolloutStorage, "commit_row", keeps_what_is_attached),
 }
 
 

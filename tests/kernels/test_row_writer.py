@@ -30,7 +30,7 @@ def make(*fields: Field, num_envs: int | None = ENVS, **optional: Field) -> Stor
 def test_every_dtype_is_stored_exactly(backend: str, dtype: torch.dtype) -> None:
     storage = make(Field(3, dtype), Field((), dtype))
     values = torch.arange(6).view(2, 3).to(dtype), torch.arange(2).to(dtype)
-    storage.write(1, values)
+    storage.write_row(1, values)
     rows = make_reader(storage.tensors, 2, ROWS * ENVS).take(torch.tensor([ENVS, ENVS + 1]), 0, 2)
     for column, value, read in zip(storage.tensors, values, rows, strict=True):
         assert torch.equal(column[1], value)
@@ -43,30 +43,30 @@ def test_numpy_and_torch_leave_the_same_bytes(backend: str) -> None:
     storage = make(Field(3), Field((), torch.bool))
     flags = np.array([True, False])
     for row, convert in enumerate((np.asarray, torch.as_tensor)):
-        storage.write(row, (convert(np.arange(6.0).reshape(2, 3) / 3), convert(flags)))
+        storage.write_row(row, (convert(np.arange(6.0).reshape(2, 3) / 3), convert(flags)))
     assert torch.equal(storage.tensors[0][0], storage.tensors[0][1])
     assert torch.equal(storage.tensors[1][0], storage.tensors[1][1])
 
 
 def test_numbers_fill_a_single_environment(backend: str) -> None:
     storage = make(Field(), Field((), torch.bool), Field((), torch.int64), Field((), torch.float64), num_envs=None)
-    storage.write(0, (np.float64(0.5), True, 7, 0.1))
-    storage.write(1, (1, np.bool_(True), np.int32(7), np.float32(0.5)))
+    storage.write_row(0, (np.float64(0.5), True, 7, 0.1))
+    storage.write_row(1, (1, np.bool_(True), np.int32(7), np.float32(0.5)))
     assert [column[:2, 0].tolist() for column in storage.tensors] == [[0.5, 1.0], [True, True], [7, 7], [0.1, 0.5]]
 
 
 def test_an_optional_field_left_out_is_zero_and_never_stale(backend: str) -> None:
     storage = make(Field(), value=Field(2))
-    storage.write(0, (np.ones(2), np.ones((2, 2))))
-    storage.write(0, (np.ones(2), None))
+    storage.write_row(0, (np.ones(2), np.ones((2, 2))))
+    storage.write_row(0, (np.ones(2), None))
     assert not storage.tensors[1][0].any()
     with pytest.raises(SchemaError, match="x0: expected a value, got None"):
-        storage.write(0, (None, None))
+        storage.write_row(0, (None, None))
 
 
 def test_some_columns_can_be_written_alone(backend: str) -> None:
     storage = make(Field(), Field(), Field())
-    storage.write(0, (np.ones(2), np.full(2, 2.0)), (2, 0))
+    storage.write_row(0, (np.ones(2), np.full(2, 2.0)), (2, 0))
     assert [column[0].tolist() for column in storage.tensors] == [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
 
 
@@ -80,12 +80,12 @@ broken = st.sampled_from(
 def test_a_refused_row_leaves_every_column_as_it_was(position: int, wrong: Any, how: str) -> None:
     storage = make(Field(), Field(), Field(), Field())
     good = [np.full(2, float(i + 1)) for i in range(4)]
-    storage.write(1, tuple(good))
+    storage.write_row(1, tuple(good))
     before = [column.clone() for column in storage.tensors]
     bad: list[Any] = [np.full(2, 9.0) for _ in range(4)]
     bad[position] = wrong
     with kernels.force_torch() if how == "torch" else nullcontext(), pytest.raises(SchemaError, match=f"^x{position}:"):
-        storage.write(1, tuple(bad))
+        storage.write_row(1, tuple(bad))
     assert all(torch.equal(column, old) for column, old in zip(storage.tensors, before, strict=True))
 
 
@@ -100,9 +100,9 @@ def test_the_torch_path_dispatches_one_copy_per_step() -> None:
     storage = make(*[Field(3)] * 7)
     leaves = tuple(torch.zeros(2, 3) for _ in range(7))
     with kernels.force_torch():
-        storage.write(0, leaves)
+        storage.write_row(0, leaves)
         with Count() as count:
-            storage.write(1, leaves)
+            storage.write_row(1, leaves)
     assert count.calls <= 2
 
 

@@ -28,7 +28,7 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Run the test with both ways of counting: natively, and with torch ops as on other devices."""
     if request.param == "torch":
         for place in (counting, norm, observers):
-            monkeypatch.setattr(place, "counters", lambda *_: None)
+            monkeypatch.setattr(place, "make_counters", lambda *_: None)
     return request.param
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive import lazy
-from relive.checkpoint.archive import Archive, FileInfo, Manifest, SegmentReader, manifest_file
+from relive.checkpoint.archive import Archive, FileInfo, Manifest, SegmentReader, manifest_file_name
 from relive.checkpoint.progress import show_progress
-from relive.checkpoint.saving import PreviousSave, Segment, remember
+from relive.checkpoint.saving import PreviousSave, Segment, remember_save
 from relive.checkpoint.snapshot import BUFFER_CLASSES, MAX_NOTE_BYTES, Rows
 from relive.errors import (
     CorruptCheckpoint,
@@ -96,11 +96,11 @@ def load_folder(
     options: dict[str, Any],
     *,
     files: type[FileOperations] = FileOperations,
-    accept: Callable[[Any, SnapshotReader], None] | None = None,
+    check_buffer: Callable[[Any, SnapshotReader], None] | None = None,
 ) -> Any:
     """Load a buffer with `options` (device and sampler, which may be None); see `load`.
 
-    `accept(buffer, saved)` checks the loaded buffer, and may raise a CorruptCheckpoint to try an older checkpoint.
+    `check_buffer(buffer, saved)` may raise a CorruptCheckpoint, to try an older checkpoint.
     """
     if is_disk_memory(root):
         _require_class(str(root), kind, "ReplayBuffer")
@@ -113,13 +113,13 @@ def load_folder(
     archive = Archive(root, files)
     with archive.lock_for_loading():
         if number is not None:
-            return _restore(archive, number, kind, options, accept)
+            return _load_checkpoint(archive, number, kind, options, check_buffer)
         # Messages are collected instead of errors, whose tracebacks would keep loaded data alive.
         messages: list[str] = []
         damaged_numbers: set[int] = set()
         for candidate in _iter_candidates(archive):
             try:
-                buffer = _restore(archive, candidate, kind, options, accept, frozenset(damaged_numbers))
+                buffer = _load_checkpoint(archive, candidate, kind, options, check_buffer, frozenset(damaged_numbers))
             except CorruptCheckpoint as error:
                 messages.append(str(error))
                 if not is_read_error(error):
@@ -141,26 +141,26 @@ _MAX_CANDIDATES, _MIN_CANDIDATES, _MAX_SECONDS, _MAX_MANIFEST_BYTES = 64, 8, 60.
 def _iter_candidates(archive: Archive) -> Iterator[int]:
     """Yield the numbers of checkpoints to try, newest first, within the limits of a search."""
     start, nbytes = time.monotonic(), 0
-    for i, number in enumerate(archive.numbers()[: -_MAX_CANDIDATES - 1 : -1]):
-        nbytes += archive.size(number)
+    for i, number in enumerate(archive.checkpoint_numbers()[: -_MAX_CANDIDATES - 1 : -1]):
+        nbytes += archive.manifest_size(number)
         if i >= _MIN_CANDIDATES and (time.monotonic() - start > _MAX_SECONDS or nbytes > _MAX_MANIFEST_BYTES):
             return
         yield number
 
 
-def _restore(
-    archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Callable[..., None] | None,
+def _load_checkpoint(
+    archive: Archive, number: int, kind: type | None, options: dict[str, Any], check_buffer: Callable[..., None] | None,
     damaged_numbers: frozenset[int] = frozenset(),
 ) -> Any:  # fmt: skip
     """Load one checkpoint; `options` (device, sampler) that are not None override its settings, with warnings.
 
     The next save of the buffer ignores the newer checkpoints `damaged_numbers`.
     """
-    where = manifest_file(number)
+    where = manifest_file_name(number)
     with _prefix_file_name(where):
-        manifest = archive.manifest(number)
+        manifest = archive.read_manifest(number)
         _require_class(str(archive.root), kind, manifest.kind)
-        archive.require_files(manifest.files)
+        archive.require_files(manifest.file_sizes)
         if manifest.kind not in BUFFER_CLASSES:
             remedy = "Load it with the version of relive that saved it."
             raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(BUFFER_CLASSES)}", manifest.kind, remedy))
@@ -170,8 +170,8 @@ def _restore(
             check_device_available(Memory.of(options["device"]).device, IncompatibleCheckpoint)
         try:
             buffer, segments = _make_buffer(archive, manifest, saved, options)
-            if accept is not None:
-                accept(buffer, saved)
+            if check_buffer is not None:
+                check_buffer(buffer, saved)
         except MemoryError as error:
             text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
             raise IncompatibleCheckpoint(text) from error
@@ -185,7 +185,7 @@ def _restore(
         # With another config the rows may be in other slots, so the next save writes all rows.
         if rows is not None and buffer.config() == manifest.config:
             previous = replace(previous, segments=segments, saved_until=rows.stop)
-        remember(buffer, archive.root, previous)
+        remember_save(buffer, archive.root, previous)
         if options["device"] is not None:
             for change in _describe_changes(manifest, buffer):
                 warnings.warn(f"load: {change}", stacklevel=4)
@@ -235,7 +235,7 @@ def _read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[
     segments, covered_until, last_stop = [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
         # The stamp is taken first, so that a change of the file during the read is detected later.
-        stamp = archive.stamp(file)
+        stamp = archive.read_segment_stamp(file)
         try:
             first, last_stop = _read_segment(archive, file, rows, total, last_stop)
         except CorruptCheckpoint:
@@ -262,7 +262,7 @@ def _require_in_every_env(
 
 
 def _read_segment(
-    archive: Archive, file: FileInfo, rows: Rows, total: int, last_stop: torch.Tensor
+    archive: Archive, file: FileInfo, rows: Rows, total_bytes: int, last_stop: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Read a segment into the rows of a buffer, and return its bounds [N].
 
@@ -272,21 +272,21 @@ def _read_segment(
     with archive.open_segment(file) as reader:
         first, stop = _read_bounds(reader, file, where, last_stop)
         segment = Rows(rows.columns, first, stop)
-        if file.arrays != segment.arrays:
-            expected = f"the columns {segment.arrays[2:]}"
+        if file.arrays != segment.segment_arrays:
+            expected = f"the columns {segment.segment_arrays[2:]}"
             raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
         _require_in_every_env(stop <= rows.stop, where, "rows up to", rows.stop, stop)
         pieces: list[tuple[Any, torch.Tensor | None]] = [(piece, None) for piece in segment.slot_pieces()]
         if bool((first < rows.first).any()):
             # Rows before `rows.first` are not stored: newer rows have their slots.
-            row, env = segment.row_numbers()
+            row, env = segment.row_and_env_numbers()
             slots_and_masks = segment.flat_slots(), row >= rows.first[env]
             pieces = list(zip(*(each.split(segment.rows_per_piece) for each in slots_and_masks), strict=True))
         flat_columns = (as_indexable(column.flatten(0, 1)) for column in rows.columns.values())
-        filled_memory = (_fill_piece(reader, flat, *piece, where) for flat in flat_columns for piece in pieces)
-        for _ in show_progress(filled_memory, total, "loading rows"):
+        filled_memory = (_read_piece(reader, flat, *piece, where) for flat in flat_columns for piece in pieces)
+        for _ in show_progress(filled_memory, total_bytes, "loading rows"):
             pass
-        reader.finish()
+        reader.require_end()
     return first, stop
 
 
@@ -299,7 +299,7 @@ def _read_bounds(
     expected = tuple(describe_array(name, bounds[0]) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
         raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
-    reader.fill(writable_memory(bounds))
+    reader.read_into(writable_memory(bounds))
     first, stop = bounds.numpy()
     max_row, max_length = (1 << 62) // max(envs, 1), int((stop - first).max())
     if (first < 0).any() or (stop < first).any() or (stop > max_row).any() or max_length > max_row // 4:
@@ -311,8 +311,8 @@ def _read_bounds(
     return bounds[0], bounds[1]
 
 
-def _fill_piece(
-    reader: SegmentReader, flat: torch.Tensor, piece: Any, is_kept: torch.Tensor | None, where: str
+def _read_piece(
+    reader: SegmentReader, column: torch.Tensor, piece: Any, is_kept: torch.Tensor | None, where: str
 ) -> memoryview:
     """Read the next bytes of a segment into the slots `piece` of a column [slots · N, …], and return them.
 
@@ -320,15 +320,15 @@ def _fill_piece(
     """
     is_slice = isinstance(piece, slice)
     size = piece.stop - piece.start if is_slice else len(piece)
-    block = flat[piece] if is_slice and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
+    block = column[piece] if is_slice and column.is_cpu else column.new_empty((size, *column.shape[1:]), device="cpu")
     memory = writable_memory(block)
-    reader.fill(memory)
+    reader.read_into(memory)
     require_bool_bytes(block, where)
     if not is_slice:
         flat_slots, block = (piece, block) if is_kept is None else (piece[is_kept], block[is_kept])
-        flat[flat_slots.to(flat.device)] = block.to(flat.device)
-    elif not flat.is_cpu:
-        flat[piece] = block.to(flat.device)
+        column[flat_slots.to(column.device)] = block.to(column.device)
+    elif not column.is_cpu:
+        column[piece] = block.to(column.device)
     return memory
 
 
@@ -342,15 +342,15 @@ def _describe_changes(manifest: Manifest, buffer: Any) -> list[str]:
     if memory is not None:
         # The oldest checkpoints do not contain the name of the memory.
         saved = manifest.values.get("memory", {"name": "own"})
-        node = JsonNode(f"{manifest_file(manifest.number)}: values: memory", saved)
+        node = JsonNode(f"{manifest_file_name(manifest.number)}: values: memory", saved)
         old_name = node.entry("name").text()
         if old_name != memory["name"]:
             changes.append(f"{old_name} memory became {memory['name']} memory.")
     return changes
 
 
-def _require_class(where: str, kind: type | None, name: str) -> None:
-    """Raise an IncompatibleCheckpoint if `name` is not the name of the expected class."""
-    if kind is not None and BUFFER_CLASSES.get(name) is not kind:
+def _require_class(where: str, kind: type | None, class_name: str) -> None:
+    """Raise an IncompatibleCheckpoint if `class_name` is not the name of the expected class."""
+    if kind is not None and BUFFER_CLASSES.get(class_name) is not kind:
         remedy = "Load it without kind, or look for the right folder."
-        raise IncompatibleCheckpoint(explain(where, f"a {kind.__name__}", f"a {name}", remedy))
+        raise IncompatibleCheckpoint(explain(where, f"a {kind.__name__}", f"a {class_name}", remedy))

@@ -13,19 +13,19 @@ _DELAY_SECONDS = 2.0
 
 
 def show_progress(
-    parts: Iterable[Any], total: int, label: str, steps: Callable[[Any], int] | None = None
+    parts: Iterable[Any], total: int, label: str, count_steps: Callable[[Any], int] | None = None
 ) -> Iterator[Any]:
     """Yield `parts`. After two seconds a terminal shows how many of `total` bytes are done.
 
-    If `steps` is passed, `total` is a number of steps, and `steps` returns the number of steps of one of `parts`.
+    If `count_steps` is passed, `total` is a number of steps, and it returns the number of steps of one of `parts`.
     """
     start, done, bar = time.monotonic(), 0, None
     try:
         for part in parts:
             yield part
-            done += len(part) if steps is None else steps(part)
+            done += len(part) if count_steps is None else count_steps(part)
             if bar is None and time.monotonic() - start > _DELAY_SECONDS and sys.stderr.isatty() and find_spec("rich"):
-                bar = _start_bar(label, total, are_bytes=steps is None)
+                bar = _start_progress_bar(label, total, are_bytes=count_steps is None)
             if bar is not None:
                 bar[0].update(bar[1], completed=done)
     finally:
@@ -33,7 +33,7 @@ def show_progress(
             bar[0].stop()
 
 
-def _start_bar(label: str, total: int, *, are_bytes: bool) -> Any:
+def _start_progress_bar(label: str, total: int, *, are_bytes: bool) -> Any:
     from rich import progress as rich_progress  # noqa: PLC0415 (imported only when a bar appears)
     from rich.console import Console  # noqa: PLC0415
 

@@ -49,7 +49,7 @@ class PreviousSave:
     """Numbers of newer checkpoints that a load has skipped because they were damaged."""
 
     def without_newest_segments(self) -> PreviousSave:
-        """Return a copy without the newest segments, up to the size of one: the next save merges their rows."""
+        """Return a copy without the newest segments that together fit in one: the next save writes their rows again."""
         segments, nbytes = list(self.segments), 0
         while segments and nbytes + segments[-1].file.nbytes <= SEGMENT_BYTES:
             nbytes += segments.pop().file.nbytes
@@ -64,7 +64,7 @@ _MAX_FOLDERS = 16
 """Maximum number of folders that a buffer remembers: it may be saved into several alternately."""
 
 
-def remember(buffer: Any, root: Path, previous: PreviousSave) -> None:
+def remember_save(buffer: Any, root: Path, previous: PreviousSave) -> None:
     """Make the next save of a buffer into a folder continue this checkpoint."""
     saves: dict[Path, PreviousSave] = vars(buffer).setdefault("_checkpoints", {})
     key = root.resolve()
@@ -97,10 +97,10 @@ def save(
             raise CheckpointError(explain("save", f"one of {', '.join(BUFFER_CLASSES)}", kind, remedy))
         state = _add_note(Snapshot.of(buffer), note)
         rows = state.rows
-        check_newest = partial(_require_fields, f"save to {root}", kind, state.config)
+        check_newest = partial(_require_equal_fields, f"save to {root}", kind, state.config)
         with archive.lock_for_saving(state.nbytes, check_newest) as summaries:
-            previous = _previous_save(buffer, archive, summaries, messages)
-            number, lineage = archive.next_number(), previous.lineage
+            previous = _find_previous_save(buffer, archive, summaries, messages)
+            number, lineage = archive.next_checkpoint_number(), previous.lineage
             has_other_lineages = bool(summaries) and all(summary.lineage != lineage for summary in summaries.values())
             segments = [] if rows is None else _write_segments(archive, number, rows, previous)
             arrays = tuple(describe_array(name, array) for name, array in state.arrays.items())
@@ -108,13 +108,15 @@ def save(
             row_files = tuple(segment.file for segment in segments)
             manifest = Manifest(number, lineage, kind, state.config, state.values, file, row_files)
             try:
-                archive.commit(manifest)
+                archive.commit_manifest(manifest)
             finally:
-                # An interrupted `commit` may have written the manifest: the checkpoint then exists, and the next save
-                # continues it.
-                if archive.exists(number):
-                    remember(buffer, root, PreviousSave(lineage, number, segments, None if rows is None else rows.stop))
-            archive.remove_old(keep, lineage, {**summaries, number: ManifestSummary(lineage, manifest.files)})
+                # An interrupted `commit_manifest` may have written the manifest: the checkpoint then exists, and the
+                # next save continues it.
+                if archive.has_manifest(number):
+                    saved_until = None if rows is None else rows.stop
+                    remember_save(buffer, root, PreviousSave(lineage, number, segments, saved_until))
+            summary = ManifestSummary(lineage, manifest.file_sizes)
+            archive.remove_old_checkpoints(keep, lineage, {**summaries, number: summary})
     # Warnings come after the save because a filter may turn them into errors.
     for message in messages:
         warnings.warn(
@@ -142,7 +144,7 @@ def _add_note(state: Snapshot, note: tuple[dict[str, Any], Arrays] | None) -> Sn
     return state._replace(values=values, arrays=state.arrays | note_state.arrays)
 
 
-def _previous_save(
+def _find_previous_save(
     buffer: Any, archive: Archive, summaries: Mapping[int, ManifestSummary], messages: list[str]
 ) -> PreviousSave:
     """Return the checkpoint to continue: the last one of this buffer, unless another buffer has continued it.
@@ -150,20 +152,20 @@ def _previous_save(
     If one of its segments is damaged now, a message is appended to `messages`.
     """
     previous: PreviousSave | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
-    if previous is None or _is_continued(previous, archive, summaries):
+    if previous is None or _has_successor(previous, archive, summaries):
         return PreviousSave(secrets.token_hex(16), 0)
     if previous.number not in summaries or summaries[previous.number].lineage != previous.lineage:
         return previous.without_rows()
     try:
-        archive.require_files(summaries[previous.number].files)
+        archive.require_files(summaries[previous.number].file_sizes)
     except CheckpointError:
         return previous.without_rows()
-    if archive.is_long(previous.number):
+    if archive.has_long_manifest(previous.number):
         previous = previous.without_newest_segments()
     segments = []
     for segment in previous.segments:
         try:
-            stamp = archive.stamp(segment.file)
+            stamp = archive.read_segment_stamp(segment.file)
             if stamp != segment.stamp:
                 archive.verify_segment(segment.file)
         except CheckpointError as error:
@@ -173,9 +175,9 @@ def _previous_save(
     return replace(previous, segments=segments)
 
 
-def _is_continued(previous: PreviousSave, archive: Archive, summaries: Mapping[int, ManifestSummary]) -> bool:
+def _has_successor(previous: PreviousSave, archive: Archive, summaries: Mapping[int, ManifestSummary]) -> bool:
     """Whether another buffer may have continued this checkpoint, perhaps with a manifest that cannot be read now."""
-    newer = (n for n in archive.numbers() if n > previous.number and n not in previous.damaged_numbers)
+    newer = (n for n in archive.checkpoint_numbers() if n > previous.number and n not in previous.damaged_numbers)
     return any(summaries[n].lineage == previous.lineage if n in summaries else not archive.is_damaged(n) for n in newer)
 
 
@@ -187,8 +189,8 @@ def _write_segments(archive: Archive, number: int, rows: Rows, previous: Previou
         first = torch.minimum(torch.maximum(first, previous.saved_until), rows.stop)
     for i, part in enumerate(_split_rows(Rows(rows.columns, first, rows.stop))):
         pieces = show_progress(part.iter_bytes(), part.nbytes, "saving rows")
-        file = archive.write_file("segments", f"{number:08}-{i}.bin", part.arrays, pieces)
-        segments.append(Segment(file, part.stop, archive.stamp(file)))
+        file = archive.write_file("segments", f"{number:08}-{i}.bin", part.segment_arrays, pieces)
+        segments.append(Segment(file, part.stop, archive.read_segment_stamp(file)))
     return segments
 
 
@@ -207,12 +209,12 @@ def _split_rows(rows: Rows) -> Iterator[Rows]:
 _FIELD_NAMES = ("obs", "action", "reward", "value", "extra")
 
 
-def _require_fields(where: str, kind: str, config: Mapping[str, Any], other: Manifest) -> None:
+def _require_equal_fields(where: str, kind: str, config: Mapping[str, Any], manifest: Manifest) -> None:
     """Raise an IncompatibleCheckpoint if a checkpoint has another class of buffer, or other fields."""
     remedy = "Save into another folder; nothing was changed in this one."
-    if other.kind != kind:
-        raise IncompatibleCheckpoint(explain(where, f"a {other.kind}, as in its checkpoints", f"a {kind}", remedy))
-    fields, other_fields = _declared_fields(config), _declared_fields(other.config)
+    if manifest.kind != kind:
+        raise IncompatibleCheckpoint(explain(where, f"a {manifest.kind}, as in its checkpoints", f"a {kind}", remedy))
+    fields, other_fields = _read_declared_fields(config), _read_declared_fields(manifest.config)
     names = fields.keys() | other_fields.keys()
     if "action" not in fields or "action" not in other_fields:
         # An empty distillation buffer has declared only `obs`, so only the fields that both have are compared.
@@ -223,6 +225,6 @@ def _require_fields(where: str, kind: str, config: Mapping[str, Any], other: Man
             raise IncompatibleCheckpoint(explain(where, expected, fields.get(name), remedy))
 
 
-def _declared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_declared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = config.get("fields", {name: config[name] for name in _FIELD_NAMES if name in config})
     return fields if isinstance(fields, dict) else {}

@@ -59,7 +59,7 @@ class Rows:
     stop: torch.Tensor
 
     @property
-    def slots(self) -> int:
+    def num_slots(self) -> int:
         """Number of slots per environment."""
         return len(next(iter(self.columns.values())))
 
@@ -72,8 +72,8 @@ class Rows:
         return sum(len(self) * column[0, 0].nbytes for column in self.columns.values())
 
     @property
-    def arrays(self) -> tuple[ArrayInfo, ...]:
-        """Arrays of a segment of these rows: their bounds, then the columns."""
+    def segment_arrays(self) -> tuple[ArrayInfo, ...]:
+        """Arrays in a file with these rows: `first` and `stop`, then one array for each column."""
         count = len(self)
         bounds = describe_array("first", self.first), describe_array("stop", self.stop)
         columns = self.columns.items()
@@ -89,12 +89,12 @@ class Rows:
             for piece in pieces:
                 yield tensor_bytes(flat[piece])
 
-    def slot_pieces(self) -> list[Any]:
+    def slot_pieces(self) -> list[slice] | list[torch.Tensor]:
         """Return the rows as indices of flat columns `[slots · N, …]`, in the order of a segment.
 
         An index is a slice, or a tensor where rows are not contiguous.
         """
-        envs, slots, step = len(self.first), self.slots, self.rows_per_piece
+        envs, slots, step = len(self.first), self.num_slots, self.rows_per_piece
         if not self.has_equal_bounds:
             return list(self.flat_slots().split(step))
         first, stop = int(self.first[0]), int(self.stop[0])
@@ -113,7 +113,7 @@ class Rows:
         """Whether all environments have the same rows."""
         return bool((self.first == self.first[0]).all() and (self.stop == self.stop[0]).all())
 
-    def row_numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def row_and_env_numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row number and the environment of each row, in the order of a segment."""
         envs = torch.arange(len(self.first), device="cpu")
         if self.has_equal_bounds:
@@ -125,8 +125,8 @@ class Rows:
 
     def flat_slots(self) -> torch.Tensor:
         """Return the indices of the rows in flat columns `[slots · N, …]`, in the order of a segment."""
-        row, env = self.row_numbers()
-        return row % self.slots * len(self.first) + env
+        row, env = self.row_and_env_numbers()
+        return row % self.num_slots * len(self.first) + env
 
 
 BUFFER_CLASSES: dict[str, Any] = {}

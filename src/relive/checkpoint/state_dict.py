@@ -60,7 +60,7 @@ class StateDictMixin:
         Moving them to another process (`share_memory_`, a queue of torch.multiprocessing) copies them.
         """
         with self._lock:
-            state = _state(self)
+            state = _state_parts(self)
             return state | {part: {name: alias_memory(x) for name, x in state[part].items()} for part in _ARRAY_PARTS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -70,27 +70,27 @@ class StateDictMixin:
         """
         with self._lock:
             try:
-                _require_state(state)
+                _require_state_parts(state)
                 config = self.config()
                 for name, value in config.items():
                     other = state["config"].get(name)
                     if name not in _VARIABLE_SETTINGS and other != value:
                         remedy = "Make the buffer with the settings of the saved buffer."
                         raise SchemaError(explain(f"load_state_dict: {name}", value, other, remedy))
-                sampler = _settings(self).get("sampler")
-                _build_buffer(state, _buffer_class(self), config, sampler=sampler).check()
+                sampler = _other_settings(self).get("sampler")
+                _build_buffer(state, _base_class(self), config, sampler=sampler).check()
                 for root, previous in vars(self).get("_checkpoints", {}).items():
                     # The next save must write all rows, because the rows of the previous save are replaced.
                     self._checkpoints[root] = previous.without_rows()
                 with self._replacing_contents():
-                    complete(partial(_fill, self, state))
+                    complete(partial(_restore_contents, self, state))
             except (CheckpointError, InvariantError) as error:
                 raise SchemaError(f"load_state_dict: {error}") from error
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:
-            state = _state_for_copy(self)
-            new = memo[id(self)] = _build_buffer(state, _buffer_class(self), state["config"], **_settings(self))
+            state = _copyable_state_parts(self)
+            new = memo[id(self)] = _build_buffer(state, _base_class(self), state["config"], **_other_settings(self))
             attributes = _added_attributes(self)
         new.__class__ = type(self)
         vars(new).update(copy.deepcopy(attributes, memo))
@@ -102,9 +102,9 @@ class StateDictMixin:
             remedy = "Pass handle() of a buffer in Memory.shared(), or save() it and load it."
             raise TypeError(explain(where, "a handle", "the buffer itself", remedy))
         with self._lock:
-            state = _state_for_copy(self)
-            parts = state["config"], state["values"], pack(state["arrays"]), pack(state["rows"])
-            return _unpickled, (type(self), _buffer_class(self), _settings(self), *parts), _added_attributes(self)
+            state = _copyable_state_parts(self)
+            parts = state["config"], state["values"], pack_arrays(state["arrays"]), pack_arrays(state["rows"])
+            return _unpickled, (type(self), _base_class(self), _other_settings(self), *parts), _added_attributes(self)
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         vars(self).update(attributes)
@@ -118,15 +118,15 @@ class StateDictMixin:
     __getitems__ = __iter__
 
 
-def _state(buffer: Any) -> dict[str, Any]:
+def _state_parts(buffer: Any) -> dict[str, Any]:
     """Return the parts of a state dict, which share the memory of a buffer."""
     snapshot = Snapshot.of(buffer)
     return {"rows": snapshot.columns, "arrays": snapshot.arrays, "values": snapshot.values, "config": snapshot.config}
 
 
-def _state_for_copy(buffer: Any) -> dict[str, Any]:
+def _copyable_state_parts(buffer: Any) -> dict[str, Any]:
     """Return the parts of a state dict; raise for shared and disk memory, which cannot be copied."""
-    state = _state(buffer)
+    state = _state_parts(buffer)
     memory = state["values"].get("memory", {}).get("name", "own")
     if memory in ("shared", "disk"):
         remedy = "Pass handle() to another process, or save() it." if memory == "shared" else "Call save()."
@@ -135,7 +135,7 @@ def _state_for_copy(buffer: Any) -> dict[str, Any]:
     return state
 
 
-def _require_state(state: Any) -> None:
+def _require_state_parts(state: Any) -> None:
     """Raise unless an untrusted state dict has all parts."""
     names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
     if names != list(_STATE_KEYS) or not all(isinstance(state[name], Mapping) for name in _STATE_KEYS):
@@ -146,12 +146,12 @@ def _require_state(state: Any) -> None:
 
 def _build_buffer(state: Mapping[str, Any], kind: Any, config: dict[str, Any], **changes: Any) -> Any:
     """Make a buffer from `config` and fill it with a state."""
-    new = kind.from_config(JsonNode("config", config), _reader(state), **changes)
-    _fill(new, state)
+    new = kind.from_config(JsonNode("config", config), _make_reader(state), **changes)
+    _restore_contents(new, state)
     return new
 
 
-def _reader(state: Mapping[str, Any], part: str = "arrays") -> SnapshotReader:
+def _make_reader(state: Mapping[str, Any], part: str = "arrays") -> SnapshotReader:
     """Return a reader of copies of the tensors in a part of an untrusted state."""
     tensors: Mapping[str, Any] = state[part]
     for name, x in tensors.items():
@@ -169,22 +169,22 @@ def _reader(state: Mapping[str, Any], part: str = "arrays") -> SnapshotReader:
     )
 
 
-def _fill(buffer: Any, state: Mapping[str, Any]) -> None:
+def _restore_contents(buffer: Any, state: Mapping[str, Any]) -> None:
     """Replace the state and the rows of a buffer."""
-    saved = _reader(state)
+    saved = _make_reader(state)
     buffer.load_state(saved)
     saved.require_all_read(type(buffer).__name__)
-    rows = _reader(state, "rows")
-    rows.copy_arrays_into(_state(buffer)["rows"])
+    rows = _make_reader(state, "rows")
+    rows.copy_arrays_into(_state_parts(buffer)["rows"])
     rows.require_all_read(f"{type(buffer).__name__}'s rows")
 
 
-def _buffer_class(buffer: Any) -> Any:
+def _base_class(buffer: Any) -> type[Any]:
     """Return the class that defines `from_config`: the buffer may be of a subclass."""
     return next(kind for kind in type(buffer).__mro__ if "from_config" in vars(kind))
 
 
-def _settings(buffer: Any) -> dict[str, Any]:
+def _other_settings(buffer: Any) -> dict[str, Any]:
     """Return the settings that a config does not contain: a custom sampler, and pinned memory."""
     sampler = {"sampler": buffer.unbound_sampler} if hasattr(buffer, "sampler") else {}
     is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
@@ -193,8 +193,8 @@ def _settings(buffer: Any) -> dict[str, Any]:
 
 def _added_attributes(buffer: Any) -> dict[str, Any]:
     """Return the attributes that a subclass or a caller has added to a buffer."""
-    saved = _reader(_state(buffer))
-    plain = _buffer_class(buffer).from_config(saved.config, saved, **{**_settings(buffer), "device": "meta"})
+    saved = _make_reader(_state_parts(buffer))
+    plain = _base_class(buffer).from_config(saved.config, saved, **{**_other_settings(buffer), "device": "meta"})
     return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}
 
 
@@ -207,7 +207,7 @@ def _unpickled(
     *parts: PackedArrays,
 ) -> Any:
     """Make a buffer from its pickle. Pickles refer to this function by its name."""
-    arrays, rows = map(unpack, parts)
+    arrays, rows = map(unpack_arrays, parts)
     state = {"config": config, "values": values, "arrays": arrays, "rows": rows}
     new = _build_buffer(state, buffer_class, config, **settings)
     new.check()
@@ -215,7 +215,7 @@ def _unpickled(
     return new
 
 
-def pack(arrays: Arrays) -> PackedArrays:
+def pack_arrays(arrays: Arrays) -> PackedArrays:
     """Convert arrays for a pickle."""
     return {
         name: (dtype_name(x.dtype), tuple(x.shape), np.frombuffer(tensor_bytes(x), np.uint8).copy())
@@ -223,8 +223,8 @@ def pack(arrays: Arrays) -> PackedArrays:
     }
 
 
-def unpack(arrays: PackedArrays) -> Arrays:
-    """Restore arrays, the inverse of `pack`."""
+def unpack_arrays(arrays: PackedArrays) -> Arrays:
+    """Restore arrays, the inverse of `pack_arrays`."""
     tensors = {
         name: torch.empty(shape, dtype=DTYPES_BY_NAME[dtype], device="cpu")
         for name, (dtype, shape, _) in arrays.items()
@@ -238,10 +238,10 @@ def pack_state(buffer: StateDictMixin) -> dict[str, Any]:
     """Return the `state_dict` of a buffer, for the pickle of an object that contains the buffer."""
     # The lock is held until the tensors are packed, because they share the memory of the buffer.
     with buffer._lock:
-        state = _state(buffer)
-        return state | {part: pack(state[part]) for part in _ARRAY_PARTS}
+        state = _state_parts(buffer)
+        return state | {part: pack_arrays(state[part]) for part in _ARRAY_PARTS}
 
 
 def load_packed_state(buffer: StateDictMixin, state: Mapping[str, Any]) -> None:
     """Restore the result of `pack_state`."""
-    buffer.load_state_dict({**state, **{part: unpack(state[part]) for part in _ARRAY_PARTS}})
+    buffer.load_state_dict({**state, **{part: unpack_arrays(state[part]) for part in _ARRAY_PARTS}})

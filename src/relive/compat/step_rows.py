@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from relive.checkpoint.state_dict import pack, unpack
+from relive.checkpoint.state_dict import pack_arrays, unpack_arrays
 from relive.compat.pickling import refuse_other_versions
 from relive.compat.views import is_tree, list_named_leaves, map_tree
 from relive.errors import SchemaError, explain
@@ -256,7 +256,8 @@ class StepRows:
         settings = self.make_core, self._fields, self._names, self._remedy
         # Tensors are packed as numpy arrays, because torch would move their storage while a process is spawned.
         parts = (
-            pack({name: x.cpu() for name, x in _list_leaves(tree).items()}) for tree in (self.tensors, self.scores)
+            pack_arrays({name: x.cpu() for name, x in _list_leaves(tree).items()})
+            for tree in (self.tensors, self.scores)
         )
         return _unpickle, (settings, *parts, self._step, self._staged_leaves)
 
@@ -264,7 +265,7 @@ class StepRows:
 @refuse_other_versions
 def _unpickle(settings: tuple[Any, ...], leaves: Any, scores: Any, *content: Any) -> StepRows:
     rows = StepRows(*settings)
-    rows._copy_steps_from(unpack(leaves), unpack(scores), *content)
+    rows._copy_steps_from(unpack_arrays(leaves), unpack_arrays(scores), *content)
     return rows
 
 

@@ -62,7 +62,7 @@ class _BatchQueue:
     """The queue of batches between the thread that samples batches and the threads that use them.
 
     A signal handler may raise inside any call here. Threads therefore wait only in native queues, without a Python
-    lock, and each `pop` permits one more batch before it waits, to replace a batch that an exception has lost.
+    lock, and each `pop_batch` permits one more batch before it waits, to replace a batch that an exception has lost.
     """
 
     def __init__(self, source: BatchSource, batch_size: int, view: View, device: Any, depth: int) -> None:
@@ -78,11 +78,11 @@ class _BatchQueue:
         self._worker: threading.Thread | None = None
         self.is_closed = False
 
-    def pop(self) -> lazy.TensorDict:
+    def pop_batch(self) -> lazy.TensorDict:
         with self._lock:
             is_idle = self._worker is None or not self._worker.is_alive()
             if is_idle and self._batches.empty() and not self.is_closed:
-                sample_ahead = partial(self._sample_ahead, _current_stream(), find_call_site())
+                sample_ahead = partial(self._sample_ahead, _enter_current_stream(), find_call_site())
                 self._worker = threading.Thread(target=sample_ahead, name="relive.prefetch", daemon=True)
                 self._worker.start()
         self._sampling_permits.put(None)
@@ -128,7 +128,7 @@ class _BatchQueue:
             worker.join()
 
 
-def _current_stream() -> AbstractContextManager[Any]:
+def _enter_current_stream() -> AbstractContextManager[Any]:
     """Return the current CUDA stream, so that the next launch of the calling thread follows the batches."""
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()
 
@@ -141,7 +141,7 @@ class Prefetch(Iterator["lazy.TensorDict"]):
         weakref.finalize(self, queue.close)
 
     def __next__(self) -> lazy.TensorDict:
-        return self._queue.pop()
+        return self._queue.pop_batch()
 
     def __repr__(self) -> str:
         return f"Prefetch({self._queue!r})"

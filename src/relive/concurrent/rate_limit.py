@@ -85,22 +85,22 @@ class RateLimit:
         return int(self._counts[1])
 
     def add(self, *args: Any, env_ids: Any = None, **fields: Any) -> None:
-        """Call `replay.add` as soon as the ratio allows it."""
-        self._insert(partial(self.replay.add, *args, env_ids=env_ids, **fields), env_ids)
+        """Wait while inserts are ahead of samples, then call `replay.add`."""
+        self._wait_and_insert(partial(self.replay.add, *args, env_ids=env_ids, **fields), env_ids)
 
     def add_step(self, *args: Any, env_ids: Any = None, **fields: Any) -> None:
-        """Call `replay.add_step` as soon as the ratio allows it."""
-        self._insert(partial(self.replay.add_step, *args, env_ids=env_ids, **fields), env_ids)
+        """Wait while inserts are ahead of samples, then call `replay.add_step`."""
+        self._wait_and_insert(partial(self.replay.add_step, *args, env_ids=env_ids, **fields), env_ids)
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
-        """Call `replay.extend` as soon as the ratio allows it."""
+        """Wait while inserts are ahead of samples, then call `replay.extend`."""
         steps = len(batch["terminated"])
-        self._insert(partial(self.replay.extend, batch, env_ids=env_ids), env_ids, steps)
+        self._wait_and_insert(partial(self.replay.extend, batch, env_ids=env_ids), env_ids, steps)
 
     def sample(
         self, batch_size: int, view: View | None = None, *, device: Any = None, out: lazy.TensorDict | None = None
     ) -> lazy.TensorDict:
-        """Return `replay.sample(…)` as soon as the ratio allows it."""
+        """Wait while samples are ahead of inserts, then return a batch of `replay.sample`."""
         check_batch_size("sample", batch_size)
         check_destination(device, out)
         sample = partial(self.replay.sample, batch_size, view, device=device, out=out)
@@ -108,12 +108,12 @@ class RateLimit:
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Call `replay.update_priority` without waiting."""
-        self._require_open("update_priority")
+        self._require_open_limit("update_priority")
         return self.replay.update_priority(index, priority)
 
     def write(self, index: Any, **fields: Any) -> int:
         """Call `replay.write` without waiting."""
-        self._require_open("write")
+        self._require_open_limit("write")
         return self.replay.write(index, **fields)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class RateLimit:
         """
         self._closed_flag[0] = True
 
-    def _require_open(self, where: str) -> None:
+    def _require_open_limit(self, where: str) -> None:
         if self._closed_flag[0]:
             remedy = "End this actor or learner, or use the buffer itself."
             raise ClosedError(explain(where, "a RateLimit that is open", "one after close()", remedy))
@@ -137,38 +137,38 @@ class RateLimit:
             f"tolerance={self.tolerance:g}; {self.inserted} inserts, {self.sampled} samples of {self.replay!r})"
         )
 
-    def _insert(self, write: Callable[[], None], env_ids: Any, steps: int = 1) -> None:
+    def _wait_and_insert(self, write_rows: Callable[[], None], env_ids: Any, num_steps: int = 1) -> None:
         replay = self.replay
         envs = None if env_ids is None else convert_env_ids(env_ids, replay.num_envs, replay.device)
-        self._wait_and_call("insert", steps * ((replay.num_envs or 1) if envs is None else len(envs)), write)
+        self._wait_and_call("insert", num_steps * ((replay.num_envs or 1) if envs is None else len(envs)), write_rows)
 
-    def _wait_and_call(self, side: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
-        self._require_open(side)
-        if rows > self._max_rows[side]:
-            self._refuse_deadlock(side, rows)
-            self._max_rows[side] = rows
+    def _wait_and_call(self, side: Literal["insert", "sample"], num_rows: int, call: Callable[[], Any]) -> Any:
+        self._require_open_limit(side)
+        if num_rows > self._max_rows[side]:
+            self._refuse_deadlock(side, num_rows)
+            self._max_rows[side] = num_rows
         start, pause = time.monotonic(), _PAUSE_SECONDS[0]
         while True:
             with self.replay._lock:
-                self._require_open(side)
-                reason = self.waits_for(side, rows)
+                self._require_open_limit(side)
+                reason = self.waits_for(side, num_rows)
                 if reason is None:
-                    return self._call_and_count(side, rows, call)
+                    return self._call_and_count(side, num_rows, call)
             waited_seconds = time.monotonic() - start
             if self.timeout is not None and waited_seconds >= self.timeout:
                 raise TimeoutError(f"{side}: waited {waited_seconds:.3g} s. {reason}")
             time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited_seconds))
             pause = min(2 * pause, _PAUSE_SECONDS[1])
 
-    def _call_and_count(self, side: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
+    def _call_and_count(self, side: Literal["insert", "sample"], num_rows: int, call: Callable[[], Any]) -> Any:
         """Make a call and count its rows; the caller holds the lock."""
         if side == "sample":
             result = call()
-            self._counts[1] += rows
+            self._counts[1] += num_rows
             return result
         try:
             # The write itself counts the rows, because a signal may interrupt right after the write.
-            self.replay._num_admitted = self.inserted + rows
+            self.replay._num_admitted = self.inserted + num_rows
             return call()
         finally:
             self.replay._num_admitted = None
@@ -190,9 +190,9 @@ class RateLimit:
             return f"Samples are ahead ({counts}): add more."
         return None
 
-    def _refuse_deadlock(self, side: Literal["insert", "sample"], rows: int) -> None:
+    def _refuse_deadlock(self, side: Literal["insert", "sample"], num_rows: int) -> None:
         """Raise if the tolerance is so small that an insert and a sample could wait for each other."""
-        max_rows = self._max_rows | {side: rows}
+        max_rows = self._max_rows | {side: num_rows}
         min_tolerance = (self.samples_per_insert * max_rows["insert"] + max_rows["sample"]) / 2
         if self.tolerance < min_tolerance:
             expected = (

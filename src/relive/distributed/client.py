@@ -19,13 +19,13 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 import relive
 from relive.concurrent.processes import connect
 from relive.distributed.protocol import (
-    Ack,
     MemoryLocation,
     Push,
+    PushAck,
     ServicePlan,
     StepBlock,
     describe_difference,
-    to_plain,
+    to_plain_data,
 )
 from relive.distributed.shard import Shard, ShardReader
 from relive.errors import IncompatibleService, SchemaError, ShardUnavailable, explain, warn_user
@@ -68,9 +68,9 @@ def find_actor(service: str, shard: int) -> Any:
         raise ShardUnavailable(message, retry=True) from None
 
 
-def require_compatible(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def require_compatible_service(service: str, description: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise if a service has another version of relive than its client, or other arguments than `expected`."""
-    own_settings = {"relive": relive.__version__, **to_plain(expected)}
+    own_settings = {"relive": relive.__version__, **to_plain_data(expected)}
     difference_text = describe_difference(own_settings, {key: description.get(key) for key in own_settings})
     if difference_text:
         settings = "the settings of the client (client against service)"
@@ -82,29 +82,29 @@ _RETRY_PAUSE = 0.1
 """Seconds between two attempts to call a shard that is restarting."""
 
 
-class Interrupted(Exception):
+class CallInterrupted(Exception):
     """The process of a shard ended before it answered a call; the call may have been executed."""
 
 
-class Calls:
+class ShardCalls:
     """One client's calls to the shards of a service."""
 
     def __init__(self, service: str, actors: list[Any], timeout: float) -> None:
         self.service, self._actors, self.timeout = service, actors, timeout
 
-    def deadline(self) -> float:
+    def new_deadline(self) -> float:
         """Return the time of `time.monotonic` at which a call that starts now must have ended."""
         return time.monotonic() + self.timeout
 
-    def start(self, shard: int, method: str, *arguments: Any) -> Any:
+    def start_call(self, shard: int, method: str, *arguments: Any) -> Any:
         """Start a call without waiting for its end; return a reference to the answer."""
         return getattr(self._actors[shard], method).remote(*arguments)
 
-    def is_answered(self, ref: Any) -> bool:
-        """Whether the answer of a call has arrived, so that `fetch` would not wait."""
+    def has_answer(self, ref: Any) -> bool:
+        """Whether the answer of a call has arrived, so that `fetch_answer` would not wait."""
         return bool(ray.wait([ref], timeout=0)[0])
 
-    def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
+    def fetch_answer(self, shard: int, ref: Any, deadline: float) -> Any:
         """Wait for the answer of a call."""
         try:
             return ray.get(ref, timeout=max(deadline - time.monotonic(), 0.0))
@@ -119,9 +119,9 @@ class Calls:
             raise self._unavailable_error(shard, "a running process", got, remedy, retry=False) from None
         except RayError as error:
             # A shard that keeps dying interrupts every call, so the deadline must be checked here too.
-            raise (Interrupted() if time.monotonic() < deadline else self.timeout_error(shard)) from error
+            raise (CallInterrupted() if time.monotonic() < deadline else self.timeout_error(shard)) from error
 
-    def call(
+    def call_shards(
         self, method: str, deadline: float, arguments: Mapping[int, tuple[Any, ...]] | None = None
     ) -> dict[int, Any]:
         """Call a method of several shards at once, and return their answers.
@@ -130,19 +130,19 @@ class Calls:
         because a shard that restarts is called again.
         """
         arguments = dict.fromkeys(range(len(self._actors)), ()) if arguments is None else arguments
-        refs = {shard: self.start(shard, method, *arguments[shard]) for shard in arguments}
+        refs = {shard: self.start_call(shard, method, *arguments[shard]) for shard in arguments}
         return {
-            shard: self._fetch_with_retries(shard, ref, deadline, method, *arguments[shard])
+            shard: self._fetch_answer_with_retries(shard, ref, deadline, method, *arguments[shard])
             for shard, ref in refs.items()
         }
 
-    def _fetch_with_retries(self, shard: int, ref: Any, deadline: float, method: str, *arguments: Any) -> Any:
+    def _fetch_answer_with_retries(self, shard: int, ref: Any, deadline: float, method: str, *arguments: Any) -> Any:
         while True:
             try:
-                return self.fetch(shard, ref, deadline)
-            except Interrupted:
+                return self.fetch_answer(shard, ref, deadline)
+            except CallInterrupted:
                 time.sleep(_RETRY_PAUSE)
-                ref = self.start(shard, method, *arguments)
+                ref = self.start_call(shard, method, *arguments)
 
     def timeout_error(self, shard: int) -> ShardUnavailable:
         """Return the error for a shard that has not answered in time."""
@@ -153,16 +153,16 @@ class Calls:
         where = f"shard {shard} of {self.service!r}"
         return ShardUnavailable(explain(where, expected, got, remedy), retry)
 
-    def end(self) -> None:
+    def kill_shards(self) -> None:
         """Kill the processes of all shards without restart, and wait for their end."""
         for actor in self._actors:
             ray.kill(actor)
-        deadline = self.deadline()
+        deadline = self.new_deadline()
         for shard in range(len(self._actors)):
             # The wait for a shard ends once its process has ended, because calls then raise a ShardUnavailable.
             with suppress(ShardUnavailable):
                 while time.monotonic() < deadline:
-                    self._fetch_with_retries(shard, self.start(shard, "plan"), deadline, "plan")
+                    self._fetch_answer_with_retries(shard, self.start_call(shard, "plan"), deadline, "plan")
                     time.sleep(_RETRY_PAUSE)
 
 
@@ -181,20 +181,20 @@ class ClientReader:
     may_read_in_place = True
     """Whether the memory of shards may be read directly; benchmarks set False to measure calls."""
 
-    def __init__(self, calls: Calls, plan: ServicePlan, seed: int | None) -> None:
+    def __init__(self, calls: ShardCalls, plan: ServicePlan, seed: int | None) -> None:
         self._calls, self._plan, self._seed = calls, plan, seed
         self._local: dict[int, _LocalShard | None] = {}
         self._attempt_times: dict[int, float] = {}
         """Time of the last attempt to open each shard's memory."""
 
-    def call(
+    def call_shards(
         self, method: str, deadline: float, arguments: Mapping[int, tuple[Any, ...]] | None = None
     ) -> dict[int, Any]:
-        """Call a method of several shards, and return their answers; see `Calls.call`."""
+        """Call a method of several shards, and return their answers; see `ShardCalls.call_shards`."""
         arguments = dict.fromkeys(range(self._plan.num_shards), ()) if arguments is None else arguments
-        local_readers = {shard: self._local_reader(shard, deadline) for shard in arguments}
+        local_readers = {shard: self._find_local_reader(shard, deadline) for shard in arguments}
         remote = {shard: arguments[shard] for shard, reader in local_readers.items() if reader is None}
-        answers = self._calls.call(method, deadline, remote)
+        answers = self._calls.call_shards(method, deadline, remote)
         for shard, reader in local_readers.items():
             if reader is None:
                 continue
@@ -210,19 +210,19 @@ class ClientReader:
         """Number of shards whose memory is open in this process."""
         return sum(local_shard is not None for local_shard in self._local.values())
 
-    def _local_reader(self, shard: int, deadline: float) -> ShardReader | None:
+    def _find_local_reader(self, shard: int, deadline: float) -> ShardReader | None:
         """Return a reader of the shard's memory; None if the memory cannot be opened in this process."""
         local_shard = self._local.get(shard)
         is_retry_due = (
             self.may_read_in_place and time.monotonic() - self._attempt_times.get(shard, -math.inf) > _REOPEN_SECONDS
         )
         if is_retry_due if local_shard is None else not local_shard.is_alive:
-            location = self._calls.call("memory_location", deadline, {shard: ()})[shard]
-            local_shard = self._local[shard] = self._open(location, shard)
+            location = self._calls.call_shards("memory_location", deadline, {shard: ()})[shard]
+            local_shard = self._local[shard] = self._open_memory(location, shard)
             self._attempt_times[shard] = time.monotonic()
         return None if local_shard is None else local_shard.reader
 
-    def _open(self, location: MemoryLocation | None, shard: int) -> _LocalShard | None:
+    def _open_memory(self, location: MemoryLocation | None, shard: int) -> _LocalShard | None:
         if location is None or not hasattr(os, "pidfd_open"):
             return None
         key = [self._seed or 0, shard, location.ids.life]
@@ -254,7 +254,7 @@ MAX_RESEND_BYTES = 64 << 20
 """Maximum bytes of confirmed blocks that a stream keeps, in case the shard restarts and needs the blocks again."""
 
 
-class Stream:
+class PushStream:
     """Sends blocks to one shard; waits only while `max_pending` blocks are unconfirmed.
 
     There is one call at a time. Blocks that are pushed during a call are sent together in the next call, so that a busy
@@ -266,7 +266,7 @@ class Stream:
     """Minimum seconds between two checks whether the answer has arrived. A check takes time, and blocks that arrive
     meanwhile are sent together."""
 
-    def __init__(self, calls: Calls, shard: int, client: str, max_pending: int) -> None:
+    def __init__(self, calls: ShardCalls, shard: int, client: str, max_pending: int) -> None:
         self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
         self._position = 0
         """Number of rows in all blocks so far."""
@@ -285,67 +285,67 @@ class Stream:
         """Number of rows that restarts of the shard have lost for good."""
 
     @property
-    def pending(self) -> int:
+    def num_pending(self) -> int:
         """Number of blocks that the shard has not confirmed."""
         return len(self._sent_pushes) + len(self._waiting_pushes)
 
     def wait_for_room(self, deadline: float) -> None:
         """Wait until another block may be pushed. An error leaves the stream unchanged, and the caller can retry."""
-        if self._is_answered():
+        if self._is_push_answered():
             self._await_answer(deadline)
-        while self.pending >= self._max_pending:
+        while self.num_pending >= self._max_pending:
             self._await_answer(deadline)
 
-    def send_waiting(self, deadline: float) -> None:
+    def send_waiting_blocks(self, deadline: float) -> None:
         """Send the waiting blocks if the current call was answered, instead of keeping them until the next push."""
-        if self._waiting_pushes and self._is_answered():
+        if self._waiting_pushes and self._is_push_answered():
             self._await_answer(deadline)
 
-    def _is_answered(self) -> bool:
+    def _is_push_answered(self) -> bool:
         now = time.monotonic()
         if not self._sent_pushes or now - self._check_time <= self.poll_seconds:
             return False
         self._check_time = now
-        return self._calls.is_answered(self._answer)
+        return self._calls.has_answer(self._answer)
 
-    def push(self, envs: np.ndarray, block: StepBlock, cut: np.ndarray) -> None:
+    def push(self, envs: np.ndarray, block: StepBlock, cut_envs: np.ndarray) -> None:
         """Add a block to the stream; call `wait_for_room` first."""
-        push = Push(self._position, envs, block, cut)
-        self._position = push.end
+        push = Push(self._position, envs, block, cut_envs)
+        self._position = push.end_position
         self._envs.update(envs.tolist())
         self._waiting_pushes.append(push)
-        self._send()
+        self._send_waiting_pushes()
 
     def flush(self, deadline: float) -> None:
         """Wait until the shard has every pushed block, even if it restarted after confirming some."""
-        self._await_all(deadline)
+        self._await_all_answers(deadline)
         if self._unsaved_pushes:
-            self._resume(deadline)
-            self._await_all(deadline)
+            self._resend_missing_pushes(deadline)
+            self._await_all_answers(deadline)
 
-    def _await_all(self, deadline: float) -> None:
-        while self.pending:
+    def _await_all_answers(self, deadline: float) -> None:
+        while self.num_pending:
             self._await_answer(deadline)
 
-    def _send(self) -> None:
+    def _send_waiting_pushes(self) -> None:
         if self._waiting_pushes and not self._sent_pushes:
-            self._answer = self._calls.start(self._shard, "push", self._client, self._waiting_pushes)
+            self._answer = self._calls.start_call(self._shard, "push", self._client, self._waiting_pushes)
             self._check_time = time.monotonic()
             self._sent_pushes, self._waiting_pushes = self._waiting_pushes, []
 
     def _await_answer(self, deadline: float) -> None:
         """Wait for the answer of the current call, and process it."""
         try:
-            ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
-        except Interrupted:
-            return self._resume(deadline)
+            ack: PushAck = self._calls.fetch_answer(self._shard, self._answer, deadline)
+        except CallInterrupted:
+            return self._resend_missing_pushes(deadline)
         # The shard has fewer rows than were sent, because it has restarted: send the lost blocks again.
-        if ack.num_stored < self._sent_pushes[-1].end:
-            return self._resume(deadline)
+        if ack.num_stored < self._sent_pushes[-1].end_position:
+            return self._resend_missing_pushes(deadline)
         self._unsaved_pushes.extend(self._sent_pushes)
         self._sent_pushes = []
         self._discard_saved_pushes(ack)
-        self._send()
+        self._send_waiting_pushes()
         for message in ack.warnings:
             warn_user(message)
         if ack.save_error is not None:
@@ -354,21 +354,21 @@ class Stream:
         if ack.write_error is not None:
             raise ack.write_error
 
-    def _resume(self, deadline: float) -> None:
+    def _resend_missing_pushes(self, deadline: float) -> None:
         """Send the shard the kept blocks that it lacks."""
         pushes = [*self._unsaved_pushes, *self._sent_pushes, *self._waiting_pushes]
         arguments = self._client, pushes[0].position, np.array(sorted(self._envs), np.int64)
-        ack: Ack = self._calls.call("resume", deadline, {self._shard: arguments})[self._shard]
-        self._unsaved_pushes = deque(push for push in pushes if push.end <= ack.num_stored)
-        self._sent_pushes, self._waiting_pushes = [], [push for push in pushes if push.end > ack.num_stored]
+        ack: PushAck = self._calls.call_shards("resume", deadline, {self._shard: arguments})[self._shard]
+        self._unsaved_pushes = deque(push for push in pushes if push.end_position <= ack.num_stored)
+        self._sent_pushes, self._waiting_pushes = [], [push for push in pushes if push.end_position > ack.num_stored]
         self._discard_saved_pushes(ack)
-        self._send()
+        self._send_waiting_pushes()
         if ack.num_lost:
             self.num_lost += ack.num_lost
             warn_user(f"shard {self._shard}: restarted, and lost {ack.num_lost} rows.", UserWarning)
 
-    def _discard_saved_pushes(self, ack: Ack) -> None:
-        while self._unsaved_pushes and self._unsaved_pushes[0].end <= ack.num_saved:
+    def _discard_saved_pushes(self, ack: PushAck) -> None:
+        while self._unsaved_pushes and self._unsaved_pushes[0].end_position <= ack.num_saved:
             self._unsaved_pushes.popleft()
         nbytes = sum(push.block.nbytes for push in self._unsaved_pushes)
         while nbytes > MAX_RESEND_BYTES:

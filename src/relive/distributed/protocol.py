@@ -99,7 +99,7 @@ class ServicePlan:
         return make_replay_schema(self.obs, self.action, self.reward, self.extra)
 
     @cached_property
-    def _fields(self) -> list[tuple[str, Field]]:
+    def _caller_fields(self) -> list[tuple[str, Field]]:
         return [
             (path_name(path), Field(caller_shape(field), field.dtype))
             for path, field in zip(self.schema.paths, self.schema.fields, strict=True)
@@ -107,10 +107,10 @@ class ServicePlan:
 
     def convert(self, leaf_index: int, leaf: Any, leading_shape: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """Convert a caller's value of a leaf to a tensor [*leading_shape, …] of its field."""
-        name, field = self._fields[leaf_index]
+        name, field = self._caller_fields[leaf_index]
         return convert(prefix + name, field, leaf, leading_shape, _HOST)
 
-    def envs(self, shard: int) -> range:
+    def envs_of_shard(self, shard: int) -> range:
         """Return the environments of a shard. They are consecutive, so that most actors write to a single shard."""
         first, stop = (number * self.num_envs // self.num_shards for number in (shard, shard + 1))
         return range(first, stop)
@@ -126,12 +126,12 @@ class ServicePlan:
 
     def make_buffer(self, shard: int) -> ReplayBuffer:
         """Return an empty buffer for the environments of a shard."""
-        envs = len(self.envs(shard))
+        envs, seed = len(self.envs_of_shard(shard)), self.derive_seed(shard)
         rows = self.capacity // self.num_envs
-        return self._make_replay_buffer(rows * envs, envs, self.shard_sampler, self.memory, self.derive_seed(shard))
+        return self._make_replay_buffer(rows * envs, envs, self.shard_sampler, self.shard_memory, seed)
 
     @property
-    def memory(self) -> Memory:
+    def shard_memory(self) -> Memory:
         """Memory of a shard: shared memory if the machine supports it."""
         return Memory.shared() if supports_persistent_memory() else Memory.of("cpu")
 
@@ -141,15 +141,16 @@ class ServicePlan:
             return None
         return int(np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> 1)
 
-    def describe(self) -> dict[str, Any]:
+    def describe_settings(self) -> dict[str, Any]:
         """Return the plan as plain data, which clients and restarted shards compare with their own plan."""
-        return {"relive": relive.__version__, **to_plain({name: getattr(self, name) for name in _COMPARED_SETTINGS})}
+        settings = {name: getattr(self, name) for name in _COMPARED_SETTINGS}
+        return {"relive": relive.__version__, **to_plain_data(settings)}
 
 
 _COMPARED_SETTINGS = ("capacity", "num_envs", "num_shards", "obs", "action", "reward", "extra", "sampler", "autoreset")
 
 
-def to_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def to_plain_data(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments of a service to plain data; raises if one is unknown."""
     unknown_names = set(arguments) - set(_COMPARED_SETTINGS)
     if unknown_names:
@@ -206,14 +207,14 @@ class ShardIds:
         num_expired = int((starts[1:] <= oldest).all(1).sum())
         return ShardIds(self._envs, self._num_envs, starts[num_expired:], self.life + 1)
 
-    def to_service(self, ids: np.ndarray) -> np.ndarray:
+    def to_service_ids(self, ids: np.ndarray) -> np.ndarray:
         """Return ids of the service for ids [B] of the shard's buffer."""
         row, env = np.divmod(ids, len(self._envs))
         num_begun = (self.starts[:, env] <= row).sum(0)
         life = self.life - len(self.starts) + num_begun
         return (row + life * ROWS_PER_LIFE) * self._num_envs + env + self._envs.start
 
-    def to_shard(self, ids: np.ndarray, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def to_shard_ids(self, ids: np.ndarray, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ids of the shard's buffer for ids [B] of the service, and a mask of rows that were not lost."""
         rows, env = np.divmod(ids, self._num_envs)
         env = env - self._envs.start
@@ -224,7 +225,7 @@ class ShardIds:
         if is_unissued.any():
             remedy = "Pass ids from batch['index']."
             raise IndexError(explain("index", "the id of a stored transition", int(ids[is_unissued][0]), remedy))
-        return buffer_ids, (row < head[env]) & (self.to_service(buffer_ids) == ids)
+        return buffer_ids, (row < head[env]) & (self.to_service_ids(buffer_ids) == ids)
 
 
 _BFLOAT16 = np.dtype("V2")
@@ -247,10 +248,10 @@ class StepBlock(NamedTuple):
         return sum(array.nbytes for array in (*self.leaves, self.breaks, *self.next_obs))
 
 
-def pack(schema: Schema, leaves: Sequence[torch.Tensor], next_leaves: Sequence[torch.Tensor]) -> StepBlock:
+def pack_block(schema: Schema, leaves: Sequence[torch.Tensor], next_leaves: Sequence[torch.Tensor]) -> StepBlock:
     """Copy converted leaves and next observations [T, k, …] into a block."""
-    arrays = [to_array(leaf) for leaf in leaves]
-    next_arrays = [to_array(leaf) for leaf in next_leaves]
+    arrays = [as_shared_array(leaf) for leaf in leaves]
+    next_arrays = [as_shared_array(leaf) for leaf in next_leaves]
     obs_leaves = schema.leaf_indices["obs"]
     is_break = np.zeros(arrays[0].shape[:2], np.bool_)
     for i, next_array in zip(obs_leaves, next_arrays, strict=True):
@@ -262,7 +263,7 @@ def pack(schema: Schema, leaves: Sequence[torch.Tensor], next_leaves: Sequence[t
     return StepBlock([array if i in obs_leaves else array.copy() for i, array in enumerate(arrays)], breaks, next_obs)
 
 
-def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def unpack_block(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the leaves and the next observations of a block as arguments of `ReplayBuffer._write`."""
     arrays, next_leaves = list(block.leaves), []
     for i, next_obs in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
@@ -275,14 +276,14 @@ def unpack(schema: Schema, block: StepBlock) -> tuple[tuple[Any, ...], tuple[Any
     return tuple(map(_restore_bfloat16, arrays)), tuple(map(_restore_bfloat16, next_leaves))
 
 
-def to_array(tensor: torch.Tensor) -> np.ndarray:
+def as_shared_array(tensor: torch.Tensor) -> np.ndarray:
     """Return an array that shares the memory of a host tensor."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(_BFLOAT16)
     return tensor.numpy()
 
 
-def to_tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+def concatenate_arrays(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     """Concatenate arrays [b, …] into a new tensor."""
     array = np.concatenate(arrays)
     if array.dtype == _BFLOAT16:
@@ -294,13 +295,13 @@ def concatenate_parts(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tenso
     """Concatenate arrays and tensors [b, …] of a batch into one tensor; a single tensor is not copied."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts):
-        return to_tensor(arrays)
-    tensors = [to_tensor([part]) if isinstance(part, np.ndarray) else part for part in parts]
+        return concatenate_arrays(arrays)
+    tensors = [concatenate_arrays([part]) if isinstance(part, np.ndarray) else part for part in parts]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _restore_bfloat16(array: np.ndarray) -> torch.Tensor | np.ndarray:
-    return to_tensor([array]) if array.dtype == _BFLOAT16 else array
+    return concatenate_arrays([array]) if array.dtype == _BFLOAT16 else array
 
 
 def _find_differing_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -328,7 +329,7 @@ class ShardTotals(NamedTuple):
     """Number of rows drawn from the shard so far."""
 
 
-class Draw(NamedTuple):
+class ShardDraw(NamedTuple):
     """The rows of a batch that come from one shard."""
 
     totals: ShardTotals
@@ -351,17 +352,17 @@ class Push(NamedTuple):
     """Environments whose rows begin a new episode, numbered within the shard."""
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """Number of rows in the block."""
         return (len(self.block.leaves[0]) - 1) * len(self.envs)
 
     @property
-    def end(self) -> int:
+    def end_position(self) -> int:
         """Number of rows in this block and all earlier blocks of the client."""
-        return self.position + self.rows
+        return self.position + self.num_rows
 
 
-class Ack(NamedTuple):
+class PushAck(NamedTuple):
     """A shard's answer to a client: the state of the client's stream of blocks."""
 
     num_stored: int

@@ -15,8 +15,23 @@ import numpy as np
 import torch
 
 from relive import lazy
-from relive.distributed.client import Calls, ClientReader, Stream, find_actor, require_compatible, start_actors
-from relive.distributed.protocol import Checkpoint, Draw, ServicePlan, ShardTotals, concatenate_parts, pack, to_array
+from relive.distributed.client import (
+    ClientReader,
+    PushStream,
+    ShardCalls,
+    find_actor,
+    require_compatible_service,
+    start_actors,
+)
+from relive.distributed.protocol import (
+    Checkpoint,
+    ServicePlan,
+    ShardDraw,
+    ShardTotals,
+    as_shared_array,
+    concatenate_parts,
+    pack_block,
+)
 from relive.errors import NotReadyError, SchemaError, explain, find_call_site, worker_call_site
 from relive.kernels.priority import importance_weights
 from relive.replay.ids import PADDING_ID, flatten_ids, flatten_mutable_fields
@@ -29,18 +44,22 @@ from relive.schema.conversion import as_tensor, convert_env_ids
 from relive.schema.fields import Declaration, Schema, caller_shape
 
 
-def draw_shares(random: np.random.Generator, count: int, batch_size: int, totals: list[ShardTotals]) -> np.ndarray:
-    """Draw the number of rows that each shard contributes to each of `count` batches [S, count]."""
+def draw_shares(
+    random: np.random.Generator, num_batches: int, batch_size: int, totals: list[ShardTotals]
+) -> np.ndarray:
+    """Draw the number of rows that each shard contributes to each of `num_batches` batches [S, num_batches]."""
     check_nonempty("sample", sum(shard.rows for shard in totals), "transition")
     mantissas, exponents = np.array([shard.mass for shard in totals]).T
     mass = np.ldexp(mantissas, (exponents - exponents[mantissas > 0].max(initial=-2000)).astype(np.int64))
     if not mass.any():
         remedy = "Update at least one priority to more than 0, or use eps > 0."
         raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
-    return random.multinomial(batch_size, mass / mass.sum(), count).T
+    return random.multinomial(batch_size, mass / mass.sum(), num_batches).T
 
 
-def compute_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], num_drawn: int) -> torch.Tensor:
+def compute_weights(
+    sampler: Prioritized, draws: list[ShardDraw], totals: list[ShardTotals], num_drawn: int
+) -> torch.Tensor:
     """Return importance weights [B], (smallest mass / mass_i)^beta, of a batch that `num_drawn` drawn rows precede.
 
     Shards count drawn rows, not calls; `num_drawn` divided by the batch size is the number of calls for a schedule.
@@ -102,26 +121,26 @@ class Writer:
             for i, leaf in zip(schema.leaf_indices["obs"], next_leaves, strict=True)
         ]
         if self._num_steps == len(self._leaves[0]):
-            self._push()
+            self._push_block()
         for block, leaf in zip((*self._leaves, *self._next_leaves), (*converted, *converted_next_leaves), strict=True):
             block[self._num_steps] = leaf
         self._num_steps += 1
 
     def cut(self) -> None:
         """Mark the current episodes as abandoned: the next observations start new episodes."""
-        self._push()
+        self._push_block()
         self._service.cut(self._envs)
 
     def flush(self) -> None:
         """Send the remaining steps, and wait until the service has stored them."""
-        self._push()
+        self._push_block()
         self._service.flush()
 
-    def _push(self) -> None:
+    def _push_block(self) -> None:
         count = self._num_steps
         if count:
             leaves, next_leaves = ([leaf[:count] for leaf in group] for group in (self._leaves, self._next_leaves))
-            self._service._push(leaves, next_leaves, self._envs)
+            self._service._push_steps(leaves, next_leaves, self._envs)
             self._num_steps = 0
 
     def __enter__(self) -> Writer:
@@ -180,11 +199,11 @@ class ReplayService:
             capacity, obs, action, reward, extra or {}, num_envs, num_shards, sampler, autoreset, checkpoint, seed
         )
         actors = start_actors(name, plan, ray_options or {})
-        self._connect(plan, Calls(name, actors, timeout), max_pending, plan.derive_seed(num_shards))
+        self._attach_shards(plan, ShardCalls(name, actors, timeout), max_pending, plan.derive_seed(num_shards))
         try:
-            self._calls.call("describe_plan", self._calls.deadline())
+            self._calls.call_shards("describe_plan", self._calls.new_deadline())
         except BaseException:
-            self._calls.end()
+            self._calls.kill_shards()
             raise
 
     @classmethod
@@ -197,21 +216,21 @@ class ReplayService:
         `expected` may repeat arguments of the service (`obs=`, `num_envs=`, …). An IncompatibleService is raised if one
         of these arguments differs from the service's, or the version of relive does.
         """
-        first_shard = Calls(name, [find_actor(name, 0)], timeout)
-        deadline = first_shard.deadline()
-        require_compatible(name, first_shard.call("describe_plan", deadline)[0], expected)
-        plan: ServicePlan = first_shard.call("plan", deadline)[0]
+        first_shard = ShardCalls(name, [find_actor(name, 0)], timeout)
+        deadline = first_shard.new_deadline()
+        require_compatible_service(name, first_shard.call_shards("describe_plan", deadline)[0], expected)
+        plan: ServicePlan = first_shard.call_shards("plan", deadline)[0]
         service = cls.__new__(cls)
         actors = [find_actor(name, shard) for shard in range(plan.num_shards)]
-        service._connect(plan, Calls(name, actors, timeout), max_pending, seed)
+        service._attach_shards(plan, ShardCalls(name, actors, timeout), max_pending, seed)
         return service
 
-    def _connect(self, plan: ServicePlan, calls: Calls, max_pending: int, seed: int | None) -> None:
+    def _attach_shards(self, plan: ServicePlan, calls: ShardCalls, max_pending: int, seed: int | None) -> None:
         self.name, self.plan, self._calls = calls.service, plan, calls
         self._settings = {"timeout": calls.timeout, "max_pending": check_positive_int("max_pending", max_pending)}
         self._reader = ClientReader(calls, plan, seed)
         client = secrets.token_hex(16)
-        self._streams = [Stream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
+        self._streams = [PushStream(calls, shard, client, max_pending) for shard in range(plan.num_shards)]
         self._cut_envs: set[int] = set()
         """Environments whose next row starts a new episode."""
         self._push_lock = threading.RLock()
@@ -230,7 +249,7 @@ class ReplayService:
         """
         schema, names = self.plan.schema, (*self.plan.schema.names, "next_obs")
         check_keys("extend", batch, names, "fields")
-        envs = self._envs(env_ids)
+        envs = self._convert_env_ids(env_ids)
         steps = len(as_tensor("terminated", batch["terminated"], _HOST).reshape(-1)) // len(envs)
         if not steps:
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
@@ -240,15 +259,15 @@ class ReplayService:
             return [self.plan.convert(i, leaf, (steps, len(envs)), prefix) for i, leaf in leaves]
 
         leaves = [leaf for name in schema.names for leaf in convert(name, name)]
-        self._push(leaves, convert("next_obs", "obs", "next_"), envs)
+        self._push_steps(leaves, convert("next_obs", "obs", "next_"), envs)
 
-    def _push(self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], envs: torch.Tensor) -> None:
+    def _push_steps(self, leaves: list[torch.Tensor], next_leaves: list[torch.Tensor], envs: torch.Tensor) -> None:
         """Send converted leaves and next observations [T, k, …] of `envs` [k] to the shards of these environments."""
         ids = envs.numpy()
         owner = self.plan.find_shards(ids)
         with self._push_lock:
             shards = sorted(set(owner.tolist()))
-            deadline = self._calls.deadline()
+            deadline = self._calls.new_deadline()
             for shard in shards:
                 self._streams[shard].wait_for_room(deadline)
             for shard in shards:
@@ -259,35 +278,35 @@ class ReplayService:
                 shard_envs = ids[columns.numpy()]
                 cut_envs = np.array([env for env in shard_envs.tolist() if env in self._cut_envs], np.int64)
                 self._cut_envs.difference_update(cut_envs.tolist())
-                first = self.plan.envs(shard).start
-                self._streams[shard].push(shard_envs - first, pack(self.plan.schema, *groups), cut_envs - first)
+                first = self.plan.envs_of_shard(shard).start
+                self._streams[shard].push(shard_envs - first, pack_block(self.plan.schema, *groups), cut_envs - first)
 
     def writer(self, env_ids: Any = None, *, block: int = 64) -> Writer:
         """Return a writer that collects steps of all environments, or of `env_ids`, into blocks of `block` steps."""
-        return Writer(self, self._envs(env_ids), block)
+        return Writer(self, self._convert_env_ids(env_ids), block)
 
     def cut(self, env_ids: Any = None) -> None:
         """Mark the current episodes as abandoned: the next observations start new episodes."""
-        envs = self._envs(env_ids)
+        envs = self._convert_env_ids(env_ids)
         with self._push_lock:
             self._cut_envs.update(envs.tolist())
 
     def flush(self) -> None:
         """Wait until the shards have stored every row that this client has sent."""
-        self._flush(self._calls.deadline())
+        self._flush_streams(self._calls.new_deadline())
 
-    def _flush(self, deadline: float) -> None:
+    def _flush_streams(self, deadline: float) -> None:
         with self._push_lock:
             for stream in self._streams:
                 stream.flush(deadline)
 
     def clear(self) -> None:
         """Delete every row and priority. Ids continue."""
-        deadline = self._calls.deadline()
-        self._flush(deadline)
-        self._calls.call("clear", deadline)
+        deadline = self._calls.new_deadline()
+        self._flush_streams(deadline)
+        self._calls.call_shards("clear", deadline)
 
-    def _envs(self, env_ids: Any) -> torch.Tensor:
+    def _convert_env_ids(self, env_ids: Any) -> torch.Tensor:
         return convert_env_ids(np.arange(self.plan.num_envs) if env_ids is None else env_ids, self.plan.num_envs, _HOST)
 
     def sample(
@@ -299,7 +318,7 @@ class ReplayService:
         draws rows by these shares. If rows are written between the two rounds, the shares are slightly old: a shard
         whose share has grown from m to m' returns m/m' of the rows that it should.
         """
-        return self._sample(1, batch_size, view, device)[0]
+        return self._sample_batches(1, batch_size, view, device)[0]
 
     def batches(
         self, batch_size: int, view: View | None = None, *, ahead: int = 8, device: torch.device | str | None = None
@@ -311,41 +330,43 @@ class ReplayService:
         """
         check_positive_int("ahead", ahead)
         with ThreadPoolExecutor(1, initializer=worker_call_site.set, initargs=(find_call_site(),)) as executor:
-            next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
+            next_batches = executor.submit(self._sample_batches, ahead, batch_size, view, device)
             while True:
                 batches = next_batches.result()
-                next_batches = executor.submit(self._sample, ahead, batch_size, view, device)
+                next_batches = executor.submit(self._sample_batches, ahead, batch_size, view, device)
                 yield from batches
 
-    def _sample(
-        self, count: int, batch_size: int, view: View | None, device: torch.device | str | None
+    def _sample_batches(
+        self, num_batches: int, batch_size: int, view: View | None, device: torch.device | str | None
     ) -> list[lazy.TensorDict]:
-        """Return `count` batches, drawn in sequence."""
+        """Return `num_batches` batches, drawn in sequence."""
         check_batch_size("sample", batch_size)
         target = check_destination(device)
-        deadline = self._calls.deadline()
+        deadline = self._calls.new_deadline()
         with self._push_lock:
             for stream in self._streams:
-                stream.send_waiting(deadline)
+                stream.send_waiting_blocks(deadline)
         try:
-            batches = self._sample_stored(count, batch_size, view, deadline)
+            batches = self._draw_batches(num_batches, batch_size, view, deadline)
         except NotReadyError:
             if not self._num_pending:
                 raise
             # Rows that this client has sent may complete the batch, so the second attempt waits until they are stored.
-            self._flush(deadline)
-            batches = self._sample_stored(count, batch_size, view, deadline)
+            self._flush_streams(deadline)
+            batches = self._draw_batches(num_batches, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 
-    def _sample_stored(self, count: int, batch_size: int, view: View | None, deadline: float) -> list[lazy.TensorDict]:
+    def _draw_batches(
+        self, num_batches: int, batch_size: int, view: View | None, deadline: float
+    ) -> list[lazy.TensorDict]:
         totals: list[ShardTotals] = []
-        shares = np.full((1, count), batch_size)
+        shares = np.full((1, num_batches), batch_size)
         if self.plan.num_shards > 1:
-            totals = list(self._reader.call("totals", deadline).values())
+            totals = list(self._reader.call_shards("totals", deadline).values())
             with self._random_lock:
-                shares = draw_shares(self._random, count, batch_size, totals)
+                shares = draw_shares(self._random, num_batches, batch_size, totals)
         arguments = {shard: (counts.tolist(), view) for shard, counts in enumerate(shares) if counts.any()}
-        answers: dict[int, list[Draw | None]] = self._reader.call("draw", deadline, arguments)
+        answers: dict[int, list[ShardDraw | None]] = self._reader.call_shards("draw", deadline, arguments)
         batches: list[lazy.TensorDict] = []
         for shard_draws in zip(*answers.values(), strict=True):
             draws = [draw for draw in shard_draws if draw is not None]
@@ -367,19 +388,19 @@ class ReplayService:
         if not isinstance(sampler, Prioritized):
             remedy = "Start the service with sampler=rl.Prioritized()."
             raise SchemaError(explain("update_priority", "a sampler with priorities", sampler, remedy))
-        ids, leading_shape, is_id = _flatten_index(index)
-        values = as_tensor("priority", _to_host(priority), _HOST)
+        ids, leading_shape, is_id = _flatten_ids_without_padding(index)
+        values = as_tensor("priority", _move_to_host(priority), _HOST)
         if len(leading_shape) == 2 and tuple(values.shape) == leading_shape:
             values = values.reshape(-1)[is_id]
         numbers = sampler.convert_priorities(values, len(ids))[0].numpy()
         owner = self.plan.find_shards(ids % self.plan.num_envs)
         # Every shard is called, because new rows get the largest priority that any shard has accepted.
         updates = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
-        deadline = self._calls.deadline()
-        answers: dict[int, tuple[int, float]] = self._reader.call("update", deadline, updates)
+        deadline = self._calls.new_deadline()
+        answers: dict[int, tuple[int, float]] = self._reader.call_shards("update", deadline, updates)
         max_priority = max(largest for _, largest in answers.values())
         outdated_shards = {shard: (max_priority,) for shard, (_, largest) in answers.items() if largest < max_priority}
-        self._reader.call("raise_largest_priority", deadline, outdated_shards)
+        self._reader.call_shards("raise_largest_priority", deadline, outdated_shards)
         return sum(stale for stale, _ in answers.values())
 
     def write(self, index: Any, **fields: Any) -> int:
@@ -389,31 +410,31 @@ class ReplayService:
         restarts from its checkpoint has the values that were saved there.
         """
         leaves = flatten_mutable_fields(self.plan.schema, fields)
-        ids, leading_shape, is_id = _flatten_index(index)
+        ids, leading_shape, is_id = _flatten_ids_without_padding(index)
         values = {}
         for i, leaf in leaves.items():
-            value = self.plan.convert(i, _to_host(leaf), leading_shape)
-            values[i] = to_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[is_id]
+            value = self.plan.convert(i, _move_to_host(leaf), leading_shape)
+            values[i] = as_shared_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[is_id]
         owner = self.plan.find_shards(ids % self.plan.num_envs)
         writes = {int(s): (ids[owner == s], {i: x[owner == s] for i, x in values.items()}) for s in np.unique(owner)}
-        return sum(self._reader.call("write", self._calls.deadline(), writes).values())
+        return sum(self._reader.call_shards("write", self._calls.new_deadline(), writes).values())
 
     def __len__(self) -> int:
         """Return the number of stored transitions."""
-        return sum(shard.rows for shard in self._reader.call("totals", self._calls.deadline()).values())
+        return sum(shard.rows for shard in self._reader.call_shards("totals", self._calls.new_deadline()).values())
 
     def save(self) -> list[int]:
         """Save every shard, with every row that this client has sent; return the number of each shard's checkpoint."""
-        deadline = self._calls.deadline()
-        self._flush(deadline)
-        numbers = self._calls.call("save", deadline)
-        self._flush(deadline)
+        deadline = self._calls.new_deadline()
+        self._flush_streams(deadline)
+        numbers = self._calls.call_shards("save", deadline)
+        self._flush_streams(deadline)
         return list(numbers.values())
 
     @property
     def _num_pending(self) -> int:
         """Number of this client's blocks that no shard has confirmed yet."""
-        return sum(stream.pending for stream in self._streams)
+        return sum(stream.num_pending for stream in self._streams)
 
     def stats(self) -> dict[str, Any]:
         """Return numbers of stored rows, of this client's pending blocks and lost rows, and of each shard.
@@ -421,7 +442,7 @@ class ReplayService:
         "in_place" is the number of shards whose memory this client reads directly. "sampled" of a shard counts only
         rows that were drawn by calls.
         """
-        shards = list(self._calls.call("stats", self._calls.deadline()).values())
+        shards = list(self._calls.call_shards("stats", self._calls.new_deadline()).values())
         return {
             "rows": sum(shard["rows"] for shard in shards),
             "pending": self._num_pending,
@@ -436,7 +457,7 @@ class ReplayService:
             if self.plan.checkpoint is not None:
                 self.save()
         finally:
-            self._calls.end()
+            self._calls.kill_shards()
 
     def __enter__(self) -> ReplayService:
         return self
@@ -450,12 +471,12 @@ class ReplayService:
         return f"ReplayService({self.name!r}, {plan.capacity} rows in {plan.num_shards} shards, fields=({fields}))"
 
 
-def _to_host(value: Any) -> Any:
+def _move_to_host(value: Any) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
-def _flatten_index(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
+def _flatten_ids_without_padding(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
     """Return the ids in `index` [B] or [B, L] without padding, the shape of `index`, and a mask of the ids."""
-    flat, leading_shape = flatten_ids(_to_host(index), _HOST)
+    flat, leading_shape = flatten_ids(_move_to_host(index), _HOST)
     is_id = flat.numpy() != PADDING_ID if len(leading_shape) == 2 else np.ones(len(flat), np.bool_)
     return flat.numpy()[is_id], leading_shape, is_id

@@ -15,17 +15,17 @@ from relive.checkpoint.saving import save
 from relive.checkpoint.snapshot import MAX_NOTE_BYTES, SnapshotReader
 from relive.distributed.protocol import (
     ROWS_PER_LIFE,
-    Ack,
-    Draw,
     MemoryLocation,
     Push,
+    PushAck,
     ServicePlan,
+    ShardDraw,
     ShardIds,
     ShardTotals,
+    as_shared_array,
+    concatenate_arrays,
     describe_difference,
-    to_array,
-    to_tensor,
-    unpack,
+    unpack_block,
 )
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.replay.buffer import ReplayBuffer
@@ -57,25 +57,25 @@ class ShardReader:
         return self._buffer.storage.ring.head.numpy()
 
     @property
-    def _priorities(self) -> Any:
+    def _prioritized(self) -> Any:
         return self._buffer.sampler if isinstance(self._plan.sampler, Prioritized) else None
 
     def totals(self) -> ShardTotals:
-        buffer, priorities = self._buffer, self._priorities
+        buffer, priorities = self._buffer, self._prioritized
         rows = len(buffer)
         if priorities is None:
             return ShardTotals(rows, (float(rows), 0), 1.0, 0)
         return ShardTotals(rows, priorities.total_mass(), priorities.smallest_mass(), priorities.num_drawn)
 
-    def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
+    def draw(self, counts: list[int], view: View | None) -> list[ShardDraw | None]:
         """Draw this shard's rows of several batches. Weights are left out, because they depend on all shards."""
-        return [self._draw(count, view) if count else None for count in counts]
+        return [self._draw_rows(count, view) if count else None for count in counts]
 
-    def _draw(self, count: int, view: View | None) -> Draw:
-        buffer, priorities = self._buffer, self._priorities
+    def _draw_rows(self, num_rows: int, view: View | None) -> ShardDraw:
+        buffer, priorities = self._buffer, self._prioritized
         with self.lock:
             totals = self.totals()
-            batch: Any = buffer.sample(count, view)
+            batch: Any = buffer.sample(num_rows, view)
             index = batch["index"]
             masses = None if priorities is None else priorities.masses(buffer.storage.locate(index)).numpy()
         batch = batch.exclude("weight", "index")
@@ -83,30 +83,30 @@ class ShardReader:
         leaves = {key if isinstance(key, tuple) else (key,): batch.get(key) for key in keys}
         if ("step_index",) in leaves:
             step_ids = leaves["step_index",].numpy().copy()
-            step_ids[step_ids >= 0] = self._ids.to_service(step_ids[step_ids >= 0])
+            step_ids[step_ids >= 0] = self._ids.to_service_ids(step_ids[step_ids >= 0])
             leaves["step_index",] = torch.from_numpy(step_ids)
-        leaves["index",] = torch.from_numpy(self._ids.to_service(index.numpy()))
-        return Draw(totals, leaves, masses)
+        leaves["index",] = torch.from_numpy(self._ids.to_service_ids(index.numpy()))
+        return ShardDraw(totals, leaves, masses)
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
         """Update priorities; return the number of overwritten rows and the largest priority accepted so far."""
         with self.lock:
-            buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
+            buffer_ids, is_valid = self._ids.to_shard_ids(index, self._heads)
             stale = self._buffer.update_priority(buffer_ids[is_valid], priority[is_valid])
-            return stale + int((~is_valid).sum()), self._priorities.merge_max_priority()
+            return stale + int((~is_valid).sum()), self._prioritized.merge_max_priority()
 
     def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
         """Write mutable leaves of rows; return the number of rows that were overwritten or lost in a restart."""
         with self.lock:
-            buffer_ids, is_valid = self._ids.to_shard(index, self._heads)
-            values = {i: to_tensor([array[is_valid]]) for i, array in leaves.items()}
+            buffer_ids, is_valid = self._ids.to_shard_ids(index, self._heads)
+            values = {i: concatenate_arrays([array[is_valid]]) for i, array in leaves.items()}
             flat = flatten_ids(buffer_ids[is_valid], self._buffer.device)
             return write_mutable_leaves(self._buffer.storage, *flat, values) + int((~is_valid).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Set the priority of new rows to `priority`, which another shard has accepted, if that is larger."""
         with self.lock:
-            self._priorities.merge_max_priority(priority)
+            self._prioritized.merge_max_priority(priority)
 
 
 MAX_CLIENTS = 4096
@@ -128,19 +128,19 @@ class Shard(ShardReader):
         self._saved_positions: dict[str, int] = {}
         self._counts = dict.fromkeys(("pushed", "duplicate", "sampled", "lost"), 0)
         self._failure: Exception | None = None
-        """Exception of `_start`, which every call raises, because Ray would hide an exception of the constructor."""
+        """Exception of the start, which every call raises, because Ray would hide an exception of the constructor."""
         self._save_error: str | None = None
         """Reason why the last automatic save failed."""
         self._informed_clients: set[str] = set()
         """Clients that have received the current `_save_error`."""
         self._save_time, self._num_unsaved, self._checkpoint = time.monotonic(), 0, 0
         try:
-            self._start()
+            self._start_or_restore()
         except Exception as error:
             self._failure = error
 
-    def _start(self) -> None:
-        plan, envs = self._plan, self._plan.envs(self._number)
+    def _start_or_restore(self) -> None:
+        plan, envs = self._plan, self._plan.envs_of_shard(self._number)
         first = np.zeros((1, len(envs)), np.int64)
         self._ids = ShardIds(envs, plan.num_envs, first, 0)
         self._replay: ReplayBuffer = plan.make_buffer(self._number)
@@ -148,13 +148,13 @@ class Shard(ShardReader):
             return
         with suppress(NoCheckpoint):
             path = plan.checkpoint.shard_folder(self._number)
-            options = {"device": plan.memory, "sampler": plan.shard_sampler}
-            load_folder(path, ReplayBuffer, None, options, accept=self._restore)
+            options = {"device": plan.shard_memory, "sampler": plan.shard_sampler}
+            load_folder(path, ReplayBuffer, None, options, check_buffer=self._restore_shard)
         # Each restart of a shard has a number, which is part of its ids. The number is saved before any such id is
         # issued, so that no later restart has the same number.
         self.save()
 
-    def _restore(self, buffer: Any, snapshot: SnapshotReader) -> None:
+    def _restore_shard(self, buffer: Any, snapshot: SnapshotReader) -> None:
         """Continue from a checkpoint; raise unless this shard wrote the note in the checkpoint."""
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.shard_folder(self._number)
@@ -165,7 +165,7 @@ class Shard(ShardReader):
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
             raise plan.error("the description of a service")
-        differences = describe_difference(self._describe(), plan.value)
+        differences = describe_difference(self._describe_settings(), plan.value)
         if differences:
             remedy = "Start the service with the saved settings, or pass another folder."
             expected = "the saved settings (service against folder)"
@@ -177,7 +177,7 @@ class Shard(ShardReader):
             expected = "a number of rows for each client, and each client once"
             raise snapshot.array_node("note.positions", positions.tolist()).error(expected)
         rows = buffer.rows()
-        saved_ids = self._saved_ids(note, snapshot, rows.stop)
+        saved_ids = self._read_saved_ids(note, snapshot, rows.stop)
         self._positions = dict(zip(clients, positions.tolist(), strict=True))
         self._replay = buffer
         self._ids = saved_ids.begin_life(rows.stop.numpy(), rows.first.numpy())
@@ -193,8 +193,8 @@ class Shard(ShardReader):
         if differences:
             raise plan.error(f"the buffer of this shard beside it, with {differences[0]} {own_config[differences[0]]}")
 
-    def _saved_ids(self, note: JsonNode, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
-        envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
+    def _read_saved_ids(self, note: JsonNode, snapshot: SnapshotReader, head: torch.Tensor) -> ShardIds:
+        envs, num_envs = self._plan.envs_of_shard(self._number), self._plan.num_envs
         starts = snapshot.read_array("note.starts", (range(1, MAX_NOTE_BYTES), len(envs)), torch.int64)
         # A larger life is refused, because ids must stay below 2^63 even if the shard restarts twice more.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS_PER_LIFE * num_envs) - 3)
@@ -203,8 +203,8 @@ class Shard(ShardReader):
             raise snapshot.array_node("note.starts", starts.tolist()).error(expected)
         return ShardIds(envs, num_envs, starts.numpy(), life)
 
-    def _describe(self) -> dict[str, Any]:
-        return {**self._plan.describe(), "shard": self._number}
+    def _describe_settings(self) -> dict[str, Any]:
+        return {**self._plan.describe_settings(), "shard": self._number}
 
     @property
     def _buffer(self) -> ReplayBuffer:
@@ -215,35 +215,35 @@ class Shard(ShardReader):
     def describe_plan(self) -> dict[str, Any]:
         """Return the plan as plain data, which a client with another version of relive can read too."""
         _ = self._buffer
-        return self._plan.describe()
+        return self._plan.describe_settings()
 
     def plan(self) -> ServicePlan:
         return self._plan
 
-    def push(self, client: str, pushes: list[Push]) -> Ack:
+    def push(self, client: str, pushes: list[Push]) -> PushAck:
         """Store blocks of a client, in order. A refused block counts as sent; later blocks are stored."""
         first_error: Exception | None = None
         warnings: list[str] = []
         for push in pushes:
             position = self._positions.get(client, 0)
-            if push.end <= position:
-                self._counts["duplicate"] += push.rows
+            if push.end_position <= position:
+                self._counts["duplicate"] += push.num_rows
             elif push.position == position:
-                self._record_position(client, push.end)
+                self._record_position(client, push.end_position)
                 try:
-                    warnings += self._write(push)
+                    warnings += self._write_push(push)
                 except Exception as error:
                     first_error = first_error or error
         self._save_if_due()
         save_error = None if client in self._informed_clients else self._save_error
         if save_error is not None:
             self._informed_clients.add(client)
-        return self._ack(client)._replace(write_error=first_error, warnings=tuple(warnings), save_error=save_error)
+        return self._make_ack(client)._replace(write_error=first_error, warnings=tuple(warnings), save_error=save_error)
 
-    def _write(self, push: Push) -> list[str]:
+    def _write_push(self, push: Push) -> list[str]:
         """Store a block; return warnings about the data, which the client issues."""
         buffer = self._buffer
-        steps = push.rows // len(push.envs)
+        steps = push.num_rows // len(push.envs)
         rows = int(self._heads.max()) + 4 * steps
         if rows >= ROWS_PER_LIFE:
             expected = f"fewer than {ROWS_PER_LIFE} rows per environment"
@@ -252,21 +252,21 @@ class Shard(ShardReader):
             if len(push.cut_envs):
                 buffer.cut(push.cut_envs)
             envs = torch.as_tensor(np.array(push.envs), device="cpu")
-            buffer._write(*unpack(self._plan.schema, push.block), envs, steps)
+            buffer._write(*unpack_block(self._plan.schema, push.block), envs, steps)
             message, buffer.storage.warning = buffer.storage.warning, None
-        self._counts["pushed"] += push.rows
-        self._num_unsaved += push.rows
+        self._counts["pushed"] += push.num_rows
+        self._num_unsaved += push.num_rows
         return [] if message is None else [message]
 
-    def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
+    def resume(self, client: str, position: int, envs: np.ndarray) -> PushAck:
         """Continue the stream of a client at `position`: rows before it that are missing are lost, episodes are cut."""
         num_lost = position - self._positions.get(client, 0)
         if num_lost <= 0:
-            return self._ack(client)
+            return self._make_ack(client)
         self._buffer.cut(envs)
         self._counts["lost"] += num_lost
         self._record_position(client, position)
-        return self._ack(client)._replace(num_lost=num_lost)
+        return self._make_ack(client)._replace(num_lost=num_lost)
 
     def _record_position(self, client: str, position: int) -> None:
         self._positions.pop(client, None)
@@ -274,9 +274,9 @@ class Shard(ShardReader):
         if len(self._positions) > MAX_CLIENTS:
             del self._positions[next(iter(self._positions))]
 
-    def _ack(self, client: str) -> Ack:
+    def _make_ack(self, client: str) -> PushAck:
         position = self._positions.get(client, 0)
-        return Ack(position, position if self._plan.checkpoint is None else self._saved_positions.get(client, 0))
+        return PushAck(position, position if self._plan.checkpoint is None else self._saved_positions.get(client, 0))
 
     def clear(self) -> None:
         """Remove every row, and save the empty shard."""
@@ -288,11 +288,11 @@ class Shard(ShardReader):
         """Return where other processes of this machine find the memory; None if the memory is not shared."""
         return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if supports_persistent_memory() else None
 
-    def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
+    def draw(self, counts: list[int], view: View | None) -> list[ShardDraw | None]:
         """Return `ShardReader.draw` with leaves as arrays, which Ray sends without a copy."""
         self._counts["sampled"] += sum(counts)
         return [
-            draw and draw._replace(leaves={path: to_array(leaf) for path, leaf in draw.leaves.items()})
+            draw and draw._replace(leaves={path: as_shared_array(leaf) for path, leaf in draw.leaves.items()})
             for draw in super().draw(counts, view)
         ]
 
@@ -302,7 +302,7 @@ class Shard(ShardReader):
         if checkpoint is None:
             remedy = "Start the service with checkpoint=."
             raise SchemaError(explain("save", "a service with a checkpoint", None, remedy))
-        note = {"plan": self._describe(), "life": self._ids.life, "clients": list(self._positions)}
+        note = {"plan": self._describe_settings(), "life": self._ids.life, "clients": list(self._positions)}
         positions = torch.tensor(list(self._positions.values()), dtype=torch.int64, device="cpu")
         arrays = {"positions": positions, "starts": torch.from_numpy(self._ids.starts)}
         path = checkpoint.shard_folder(self._number)

@@ -17,7 +17,7 @@ from relive.schema.checks import check_dense, check_device, type_name
 from relive.schema.fields import DTYPES
 
 
-def align(
+def align_inputs(
     values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None, *, cast: bool = True
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     """Return the values in one float dtype and without gradients, and the flags and the mask in the same shape.
@@ -32,7 +32,7 @@ def align(
     dtype = torch.float32
     for name, value in values.items():
         _check_tensor(name, value)
-        _check_same_place(name, value, first_name, first_value)
+        _check_same_shape_and_device(name, value, first_name, first_value)
         if value.is_complex():
             raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
         # torch does not compute with float8 and quantized dtypes, so these dtypes are refused.
@@ -62,7 +62,7 @@ def _align_flag(name: str, flag: Any, first_name: str, first_value: Tensor) -> T
     if 2 <= flag.ndim < first_value.ndim and flag.shape == first_value.shape[: flag.ndim]:
         check_device(name, flag, first_value.device, f" to match {first_name}")
         return flag.reshape(*flag.shape, *(1,) * (first_value.ndim - flag.ndim)).expand(first_value.shape)
-    _check_same_place(name, flag, first_name, first_value)
+    _check_same_shape_and_device(name, flag, first_name, first_value)
     return flag
 
 
@@ -75,7 +75,7 @@ def _check_tensor(name: str, value: Any) -> None:
     check_dense(name, value)
 
 
-def _check_same_place(name: str, value: Tensor, first_name: str, first_value: Tensor) -> None:
+def _check_same_shape_and_device(name: str, value: Tensor, first_name: str, first_value: Tensor) -> None:
     check_same_shape(name, value, first_name, first_value.shape)
     check_device(name, value, first_value.device, f" to match {first_name}")
 

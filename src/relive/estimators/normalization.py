@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import align
+from relive.estimators.arguments import align_inputs
 from relive.schema.checks import check_fraction, check_int, check_number
 
 
@@ -45,7 +45,7 @@ def group_advantage(
     """
     gamma, eps = check_fraction("gamma", gamma), check_number("eps", eps)
     size = check_int("group_size", group_size, min=2, remedy="Pass how many neighbouring environments form a group.")
-    (reward,), (done,), mask = align({"reward": reward}, {"done": done}, mask)
+    (reward,), (done,), mask = align_inputs({"reward": reward}, {"done": done}, mask)
     if reward.ndim < 2:
         expected = "shape [T, N] or [T, N, …]"
         raise SchemaError(explain("reward", expected, tuple(reward.shape), "Pass one reward per environment."))
@@ -80,7 +80,7 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
         correction: 1 gives the unbiased deviation, 0 the deviation of the population.
     """
     eps = check_number("eps", eps)
-    (x,), _, mask = align({"x": x}, {}, mask)
+    (x,), _, mask = align_inputs({"x": x}, {}, mask)
     centered, num_counted = _subtract_mean(x, mask, ())
     return centered / ((centered.square().sum() / (num_counted - correction).clamp(min=1)).sqrt() + eps)
 
@@ -97,7 +97,7 @@ def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = 
         return_: like value; the returns that it should have predicted.
         mask: bool, like value or its leading axes [T, N]; entries where it is False do not count.
     """
-    (value, return_), _, mask = align({"value": value, "return_": return_}, {}, mask)
+    (value, return_), _, mask = align_inputs({"value": value, "return_": return_}, {}, mask)
     residual_squares, total_squares = (
         _subtract_mean(x, mask, ())[0].square().sum() for x in (return_ - value, return_)
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import align, check_same_shape
+from relive.estimators.arguments import align_inputs, check_same_shape
 from relive.schema.checks import check_above_zero, check_device, check_fraction, check_int, check_number
 
 
@@ -36,11 +36,11 @@ def gae(
         mask: bool, like terminated; rows where it is False are not transitions: they are not read and are 0 in both
             results, and the row before bootstraps from its own next_value.
     """
-    result = _native_result("gae", reward, value, next_value, terminated, truncated, mask, gamma, lam)
+    result = _try_native("gae", reward, value, next_value, terminated, truncated, mask, gamma, lam)
     if result is not None:
         return result
     settings = (check_fraction("gamma", gamma), check_fraction("lam", lam))
-    values, flags, mask = align(
+    values, flags, mask = align_inputs(
         {"reward": reward, "value": value, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
         mask,
@@ -79,12 +79,12 @@ def vtrace(
     if type(log_ratio) is Tensor and log_ratio.layout == torch.strided and not torch.compiler.is_compiling():
         ratio = log_ratio.detach().exp()
         arguments = (reward, value, next_value, terminated, truncated, mask, gamma, lam, rho_bar, c_bar)
-        result = _native_result("vtrace", ratio, *arguments)
+        result = _try_native("vtrace", ratio, *arguments)
         if result is not None:
             return result
     bounds = check_above_zero("rho_bar", rho_bar), check_above_zero("c_bar", c_bar)
     settings = (check_fraction("gamma", gamma), check_fraction("lam", lam), *bounds)
-    (reward, log_ratio, *values), flags, mask = align(
+    (reward, log_ratio, *values), flags, mask = align_inputs(
         {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
         mask,
@@ -113,7 +113,7 @@ def lambda_return(
         gamma: discount γ in [0, 1].
         lam: λ in [0, 1].
     """
-    result = _native_result("lambda_return", reward, next_value, terminated, truncated, mask, gamma, lam)
+    result = _try_native("lambda_return", reward, next_value, terminated, truncated, mask, gamma, lam)
     if result is not None:
         return result
     settings = (check_fraction("gamma", gamma), check_fraction("lam", lam))
@@ -140,7 +140,7 @@ def n_step_return(
         gamma: discount γ in [0, 1].
         n: the number of steps to sum, at least 1.
     """
-    result = _native_result("n_step_return", reward, next_value, terminated, truncated, mask, gamma, n)
+    result = _try_native("n_step_return", reward, next_value, terminated, truncated, mask, gamma, n)
     if result is not None:
         return result
     settings = (check_fraction("gamma", gamma), check_int("n", n, min=1, remedy="Pass the number of steps to sum."))
@@ -151,7 +151,7 @@ def _estimate_return(
     name: Literal["lambda_return", "n_step_return"], reward: Any, next_value: Any, terminated: Any, truncated: Any,
     mask: Any, settings: tuple[float, float],
 ) -> Tensor:  # fmt: skip
-    values, flags, mask = align(
+    values, flags, mask = align_inputs(
         {"reward": reward, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
         mask,
@@ -184,16 +184,16 @@ def discounted_return(
     """
     gamma = check_fraction("gamma", gamma)
     values = {"reward": reward} if next_value is None else {"reward": reward, "next_value": next_value}
-    (reward, *next_values), flags, mask = align(values, {"terminated": terminated, "truncated": truncated}, mask)
+    (reward, *next_values), flags, mask = align_inputs(values, {"terminated": terminated, "truncated": truncated}, mask)
     bootstrap = next_values[0] if next_values else torch.zeros_like(reward)
     if last_value is not None and len(reward):
         ended = torch.logical_or(flags[0][-1], flags[1][-1])
-        last = torch.where(ended, bootstrap[-1], _last_value(last_value, reward))
+        last = torch.where(ended, bootstrap[-1], _convert_last_value(last_value, reward))
         bootstrap = torch.cat([bootstrap[:-1], last[None]])
     return kernels.run_estimator("lambda_return", [reward, bootstrap, *flags, mask], (gamma, 1.0))
 
 
-def _last_value(last_value: Any, reward: Tensor) -> Tensor:
+def _convert_last_value(last_value: Any, reward: Tensor) -> Tensor:
     if not isinstance(last_value, Tensor):
         if reward.ndim > 1:
             expected, got = f"a tensor of shape {tuple(reward.shape[1:])}", type(last_value).__name__
@@ -204,7 +204,7 @@ def _last_value(last_value: Any, reward: Tensor) -> Tensor:
     return last_value.detach().to(reward.dtype)
 
 
-def _native_result(estimator: str, *arguments: Any) -> Any:
+def _try_native(estimator: str, *arguments: Any) -> Any:
     """Return the result of the native core; None without a native core, or if an argument does not fit."""
     native = None if torch.compiler.is_compiling() else kernels.native_core()
     return None if native is None else getattr(native, estimator)(*arguments)

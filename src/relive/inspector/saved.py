@@ -74,9 +74,9 @@ def verify(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | N
         return
     archive = Archive(root)
     with archive.lock_for_loading():
-        if not archive.numbers():
+        if not archive.checkpoint_numbers():
             raise NoCheckpoint(explain(str(path), "at least 1 checkpoint", 0, "Save a buffer there first."))
-        for number in archive.numbers():
+        for number in archive.checkpoint_numbers():
             error = None
             try:
                 load_read_only(path, number=number)

@@ -176,17 +176,17 @@ def _make_replay_source(replay: ReplayBuffer) -> ReportSource:
 
 def _make_rollout_source(rollout: RolloutBuffer) -> ReportSource:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
-    is_step = rollout._flags.whole_mask(steps)
+    is_step = rollout._flags.full_transition_mask(steps)
     # The positions t·N + n of all steps are ordered by environment n and then by time t.
     positions = torch.arange(steps * envs, device=rollout.device).view(steps, envs).T[is_step.T]
-    leaves = rollout._storage.leaves()
+    leaves = rollout._storage.present_leaves()
     columns: Columns = {path: (tuple(leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
         return {path: leaves[path].flatten(0, 1)[positions[start:stop]].cpu() for path in paths}
 
     def episodes() -> EpisodeSpans:
-        env, has_start = positions % envs, rollout._flags.starts(steps).flatten()[positions]
+        env, has_start = positions % envs, rollout._flags.start_mask(steps).flatten()[positions]
         start, stop = _find_episode_bounds(has_start | (env != env.roll(1)).index_fill(0, positions.new_zeros(1), True))
         is_open = torch.ones_like(start, dtype=torch.bool)
         return _make_episode_spans(start, stop, env[start], has_start[start], is_open, positions[stop - 1] // envs)

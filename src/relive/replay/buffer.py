@@ -377,7 +377,7 @@ class ReplayBuffer(StateDictMixin):
     def _make_statistics_update(
         self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None, measurements: Mapping[str, Any]
     ) -> Callable[[], None]:
-        """Compute how a write will change the statistics; see `Observers.plan`."""
+        """Compute how a write will change the statistics; see `Observers.make_update`."""
         rows = self.storage.rows
         lead = rows.step_shape(envs, steps)
         block = {
@@ -385,7 +385,7 @@ class ReplayBuffer(StateDictMixin):
             for i in self._observers.observed_leaves
         }
         resetting = rows.ring.resetting if envs is None else rows.ring.resetting[envs]
-        return self._observers.plan(block, resetting.clone() if rows.next_step else None, measurements, envs)[0]
+        return self._observers.make_update(block, resetting.clone() if rows.next_step else None, measurements, envs)[0]
 
     def _finish_write(self, update_statistics: Callable[[], None] | None = None) -> None:
         """Complete a write after the rows are stored. Idempotent: a signal may make it run twice."""

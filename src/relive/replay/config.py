@@ -18,7 +18,7 @@ from relive.replay.torch_backend import TorchBackend
 from relive.schema.fields import Mutable, make_replay_schema, parse_declaration, parse_device
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
-from relive.statistics.observers import saved_observers
+from relive.statistics.observers import read_saved_observers
 from relive.storage import Memory
 from relive.storage.codec import JsonNode
 
@@ -57,7 +57,7 @@ def read_saved_arguments(config: JsonNode, saved: SnapshotReader, changes: dict[
     """Read a buffer's arguments from a saved config; `changes` that are not None override the config."""
     num_envs, autoreset = config.entry("num_envs").none_if_null(), config.entry("autoreset").none_if_null()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
-    observers = saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs)
+    observers = read_saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs)
     device = changes.get("device") or parse_device(config.entry("device"))
     refuse_observers_in_shared_memory(Memory.of(device), **observers, error=IncompatibleCheckpoint)
     return {

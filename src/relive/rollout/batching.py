@@ -28,10 +28,10 @@ ReadBatch = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
 """Function of (index, start, stop) that reads the batch of the items index[start:stop]."""
 
 
-def read_epochs(
+def iter_epochs(
     read: ReadBatch, items: torch.Tensor | int, batch_size: int, epochs: int, *, shuffle: bool, drop_last: bool,
     reads_into_out: bool, where: str, unit: str, random: Randomness, device: torch.device, lock: Any,
-    check: Callable[[], None],
+    check_items: Callable[[], None],
 ) -> Iterator[lazy.TensorDict]:  # fmt: skip
     """Return an iterator over batches of items. Each epoch reads every item once.
 
@@ -48,7 +48,7 @@ def read_epochs(
         random: generator of the order.
         device: device of the order.
         lock: lock held while a batch is read.
-        check: called before each batch is read; raises if items were overwritten.
+        check_items: called before each batch is read; raises if items were overwritten.
     """
     total = items if isinstance(items, int) else len(items)
     if drop_last:
@@ -70,7 +70,7 @@ def read_epochs(
             index = None
             for start in range(0, total, batch_size):
                 with lock:
-                    check()
+                    check_items()
                     index = next_order() if index is None else index
                     batch = read(index, start, min(start + batch_size, total))
                 yield batch
@@ -78,19 +78,19 @@ def read_epochs(
     return batches()
 
 
-def row_reader(
+def make_row_reader(
     storage: Storage, fields: Iterable[str | Path] | None
 ) -> tuple[RebindingReader[ItemReader], dict[Path, torch.Tensor]]:
     """Return a reader of the stored rows t·N + n, and the leaves [T + 1, N, …] that it reads, with "index"."""
     num_items = storage.require_steps("minibatches") * storage.num_envs
     rows = len(storage.tensors[0])
     index = torch.arange(rows * storage.num_envs, device=storage.device).view(rows, -1)
-    leaves = storage.select({**storage.leaves(), ("index",): index}, fields)
+    leaves = storage.select_leaves({**storage.present_leaves(), ("index",): index}, fields)
     tensors = list(leaves.values())
     return RebindingReader(lambda: make_reader(tensors, 2, num_items), tensors, lambda: storage.is_exposed), leaves
 
 
-def fresh_reader(
+def make_fresh_reader(
     source: RebindingReader[ItemReader] | RebindingReader[SequenceReader], paths: Iterable[Path], has_batch_axis: bool
 ) -> ReadBatch:
     """Return a function that reads batches into new tensors; `has_batch_axis` is whether their first axis is [B]."""
@@ -104,7 +104,7 @@ def fresh_reader(
     return read
 
 
-def out_reader(
+def make_out_reader(
     out: lazy.TensorDict, source: RebindingReader[ItemReader], leaves: dict[Path, torch.Tensor], batch_size: int,
     own_tensors: list[torch.Tensor],
 ) -> ReadBatch:  # fmt: skip
@@ -139,7 +139,7 @@ def parse_sequence_spec(
     return SequenceSpec(length, stride, split_episodes, keep_tail)
 
 
-def sequence_source(
+def make_sequence_source(
     storage: Storage, flags: EpisodeFlags, spec: SequenceSpec, layout: Layout, fields: Iterable[str | Path] | None
 ) -> tuple[int, RebindingReader[SequenceReader], list[Path]]:
     """Return the number of sequences in the stored steps, their reader, and the paths of the leaves in its batches.
@@ -147,13 +147,13 @@ def sequence_source(
     `Carry` fields are read at the first step of each sequence only.
     """
     steps = storage.require_steps("sequences")
-    step_leaves = storage.select(storage.leaves(), fields)
+    step_leaves = storage.select_leaves(storage.present_leaves(), fields)
     declared_fields = zip(storage.schema.paths, storage.schema.fields, strict=True)
     carry_paths = [path for path, field in declared_fields if isinstance(field, Carry) and path in step_leaves]
     initial_leaves = {path: step_leaves.pop(path) for path in carry_paths}
     columns, initial_columns = list(step_leaves.values()), list(initial_leaves.values())
     tensors = [*columns, *initial_columns]
-    step_flags = StepFlags(steps, flags.terminated, flags.truncated, flags.mask(steps), flags.first_starts)
+    step_flags = StepFlags(steps, flags.terminated, flags.truncated, flags.transition_mask(steps), flags.first_starts)
     index = find_sequences(step_flags, spec, tensors)
     length = spec.length or max(index.longest, 1)
     source = RebindingReader(
@@ -165,7 +165,7 @@ def sequence_source(
     return len(index), source, [*step_leaves, ("is_first",), (sizes,), ("index",), *initial_leaves]
 
 
-def sequences_to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
+def move_sequences(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
     """Move a batch to `device`; "batch_sizes" of packed sequences stay on the host, where torch needs them."""
     sizes = batch.get("batch_sizes", None)
     device_batch = to_device(batch, device)

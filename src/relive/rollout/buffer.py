@@ -19,19 +19,19 @@ from relive.kernels import complete
 from relive.kernels.sequences import Layout
 from relive.locking import make_lock
 from relive.rng import Randomness
-from relive.rollout.advantages import Advantages, Bootstrap, FinalObservations, attachable_leaves
+from relive.rollout.advantages import AdvantageEstimation, Bootstrap, FinalObservations, convert_attached_leaves
 from relive.rollout.batching import (
     SequenceMode,
-    fresh_reader,
-    out_reader,
+    iter_epochs,
+    make_fresh_reader,
+    make_out_reader,
+    make_row_reader,
+    make_sequence_source,
+    move_sequences,
     parse_sequence_spec,
-    read_epochs,
-    row_reader,
-    sequence_source,
-    sequences_to_device,
 )
-from relive.rollout.continuity import Continuity, ReusedMemory
-from relive.rollout.storage import EpisodeFlags, Finals, Storage
+from relive.rollout.continuity import ContinuityCheck, ReusedMemoryCheck
+from relive.rollout.storage import EpisodeFlags, FinalRows, Storage
 from relive.schema.assembly import check_destination, import_tensordict, to_device
 from relive.schema.autoreset import (
     AutoresetModeChecker,
@@ -45,7 +45,7 @@ from relive.schema.fields import Declaration, Path, make_rollout_schema, parse_d
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Observers, saved_observers
+from relive.statistics.observers import Observers, read_saved_observers
 from relive.storage import Memory
 from relive.storage.allocator import require_host_memory
 from relive.storage.codec import JsonNode
@@ -113,10 +113,10 @@ class RolloutBuffer(StateDictMixin):
         self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._finals = FinalObservations(self._storage, self.autoreset)
-        self._advantages = Advantages(self._storage, self._flags)
+        self._advantages = AdvantageEstimation(self._storage, self._flags)
         self._declared_mode = AutoresetModeChecker(self.autoreset)
-        self._continuity = Continuity(schema, num_steps, self._storage.num_envs, self.autoreset)
-        self._reused_memory = ReusedMemory(self._storage)
+        self._continuity = ContinuityCheck(schema, num_steps, self._storage.num_envs, self.autoreset)
+        self._reused_memory = ReusedMemoryCheck(self._storage)
 
     @classmethod
     @suggests_keywords
@@ -151,8 +151,8 @@ class RolloutBuffer(StateDictMixin):
             if self._reused_memory.num_remaining and obs is not None:
                 self._reused_memory.check_obs(row, obs)
             if final_obs is not None:
-                finals = self._finals.from_final_obs(row, final_obs, terminated, truncated)
-            self._write(
+                finals = self._finals.select_from_obs(row, final_obs, terminated, truncated)
+            self._write_step(
                 row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, _NO_MEASUREMENTS
             )
 
@@ -177,11 +177,12 @@ class RolloutBuffer(StateDictMixin):
             if row in continuity.compared_rows or continuity.compares_all:
                 continuity.check_step(row, obs, step_values)
             measurements = self._observers.read_measurements(info, self._storage.leading_shape, self.autoreset)
-            finals = self._finals.from_step(row, step_values)
-            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra, finals, measurements)
+            finals = self._finals.select_from_step(row, step_values)
+            values = obs, action, reward, terminated, truncated, value, log_prob
+            self._write_step(row, values, extra, finals, measurements)
 
-    def _write(
-        self, row: int, values: tuple[Any, ...], extra: dict[str, Any], finals: Finals | None,
+    def _write_step(
+        self, row: int, values: tuple[Any, ...], extra: dict[str, Any], finals: FinalRows | None,
         measurements: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Store a step with the final observations `finals`; an exception leaves the rollout unchanged."""
@@ -190,11 +191,11 @@ class RolloutBuffer(StateDictMixin):
             storage.write_step(row, values, extra)
             all_finals = None if finals is None else [*storage.finals, finals]
             if self._flags.is_observed:
-                self._flags.count(
-                    row, 1, storage.lacks_optional, measurements, partial(storage.commit, row, all_finals)
+                self._flags.count_rows(
+                    row, 1, storage.lacks_optional, measurements, partial(storage.commit_row, row, all_finals)
                 )
             else:
-                storage.commit(row, all_finals)
+                storage.commit_row(row, all_finals)
         except BaseException:
             complete(self._advantages.last.restore_row)
             raise
@@ -217,7 +218,7 @@ class RolloutBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return self._storage.env_major(self.num_steps, self._storage.declared_leaves())
+            return self._storage.view_env_major(self.num_steps, self._storage.declared_leaves())
 
     def take_back(self, num_steps: int | None = None) -> None:
         """Make the first `num_steps` rows, written through `lend()`, the stored steps; by default all rows.
@@ -234,16 +235,16 @@ class RolloutBuffer(StateDictMixin):
             storage = self._storage
             storage.clean_bools()
             # The last value is discarded, because the collector may have overwritten its row.
-            self._advantages.last.set({})
+            self._advantages.last.set_leaves({})
             num_stored = storage.num_stored
             last = {name: storage.copy_row(name, count) for name in ("value", "obs")}
 
             def change() -> None:
                 storage.take_back(count)
-                self._flags.take_back()
-                self._advantages.last.set(last)
+                self._flags.update_next_resets()
+                self._advantages.last.set_leaves(last)
 
-            self._flags.count(num_stored, count - num_stored, (False, False), _NO_MEASUREMENTS, change)
+            self._flags.count_rows(num_stored, count - num_stored, (False, False), _NO_MEASUREMENTS, change)
 
     def clear(self, *, restarted: bool = False) -> None:
         """Remove the stored steps and attached tensors; pending resets of the environments are kept.
@@ -253,13 +254,13 @@ class RolloutBuffer(StateDictMixin):
         dropped from the statistics.
         """
         with self._lock:
-            starts, resets = self._flags.next_row()
+            starts, resets = self._flags.next_row_masks()
             if restarted:
                 starts, resets = torch.ones_like(starts), torch.zeros_like(resets)
 
             def change() -> None:
                 if restarted:
-                    self._continuity.forget()
+                    self._continuity.forget_previous_obs()
                     self._observers.drop_running_episodes()
                 self._storage.clear()
                 self._flags.begin_rollout(starts, resets)
@@ -286,7 +287,7 @@ class RolloutBuffer(StateDictMixin):
         """
         import_tensordict()
         with self._lock:
-            return self._finals.obs
+            return self._finals.all_final_obs
 
     def compute_advantage(
         self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
@@ -301,7 +302,7 @@ class RolloutBuffer(StateDictMixin):
         `final_value` are dicts, and each agent's advantages are computed from its own rewards and values.
         """
         with self._lock:
-            self._advantages.compute(
+            self._advantages.attach_targets(
                 last_value, last_obs, final_value, bootstrap=bootstrap_truncated, gamma=gamma, lam=lam
             )
 
@@ -315,7 +316,7 @@ class RolloutBuffer(StateDictMixin):
                 got, remedy = type_name(by_name), "Pass a dict, or keyword arguments."
                 raise SchemaError(explain("attach", "a dict of tensors by name", got, remedy))
             trees = [*({} if by_name is None else by_name).items(), *fields.items()]
-            complete(partial(self._storage.attach, attachable_leaves(trees, self._storage)))
+            complete(partial(self._storage.attach, convert_attached_leaves(trees, self._storage)))
 
     def minibatches(
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
@@ -331,17 +332,17 @@ class RolloutBuffer(StateDictMixin):
         check_positive_int("epochs", epochs)
         target = check_destination(device, out)
         with self._lock:
-            source, leaves = row_reader(self._storage, fields)
+            source, leaves = make_row_reader(self._storage, fields)
             if out is None:
-                read = fresh_reader(source, leaves, True)
+                read = make_fresh_reader(source, leaves, True)
             else:
                 parts = (self._storage, self._flags, self._advantages.last)
                 own_tensors = [tensor for part in parts for tensor in part.state().arrays.values()]
-                read = out_reader(out, source, leaves, batch_size, own_tensors)
-            batches = read_epochs(
-                read, self._flags.transitions(), batch_size, epochs, shuffle=shuffle, drop_last=drop_last,
+                read = make_out_reader(out, source, leaves, batch_size, own_tensors)
+            batches = iter_epochs(
+                read, self._flags.transition_rows(), batch_size, epochs, shuffle=shuffle, drop_last=drop_last,
                 reads_into_out=out is not None, where="minibatches", unit="transitions", random=self._random,
-                device=self.device, lock=self._lock, check=self._storage.make_clear_check(),
+                device=self.device, lock=self._lock, check_items=self._storage.make_clear_check(),
             )  # fmt: skip
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
@@ -368,18 +369,18 @@ class RolloutBuffer(StateDictMixin):
         target = check_destination(device)
         check_positive_int("epochs", epochs)
         with self._lock:
-            count, source, paths = sequence_source(self._storage, self._flags, spec, layout, fields)
+            count, source, paths = make_sequence_source(self._storage, self._flags, spec, layout, fields)
             size = max(count, 1) if batch_size is None else check_positive_int("batch_size", batch_size)
             steps = min(size, count) * (length or self.num_steps)
             row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
             require_host_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
-            read = fresh_reader(source, paths, layout == "batch_first")
-            batches = read_epochs(
+            read = make_fresh_reader(source, paths, layout == "batch_first")
+            batches = iter_epochs(
                 read, count, size, epochs, shuffle=shuffle, drop_last=drop_last, reads_into_out=False,
                 where="sequences", unit="sequences", random=self._random, device=self.device, lock=self._lock,
-                check=self._storage.make_clear_check(),
+                check_items=self._storage.make_clear_check(),
             )  # fmt: skip
-        return batches if target is None else (sequences_to_device(batch, target) for batch in batches)
+        return batches if target is None else (move_sequences(batch, target) for batch in batches)
 
     @property
     def data(self) -> lazy.TensorDict:
@@ -388,7 +389,8 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             steps = storage.require_steps("data")
-            return storage.time_major(steps, {**storage.leaves(), ("mask",): self._flags.whole_mask(steps)})
+            leaves = {**storage.present_leaves(), ("mask",): self._flags.full_transition_mask(steps)}
+            return storage.view_time_major(steps, leaves)
 
     @property
     def columns(self) -> lazy.TensorDict:
@@ -400,7 +402,7 @@ class RolloutBuffer(StateDictMixin):
         import_tensordict()
         with self._lock:
             storage = self._storage
-            return storage.time_major(self.num_steps, storage.declared_leaves() | storage.attached)
+            return storage.view_time_major(self.num_steps, storage.declared_leaves() | storage.attached)
 
     def env_major(self) -> lazy.TensorDict:
         """Return the rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -412,9 +414,9 @@ class RolloutBuffer(StateDictMixin):
         with self._lock:
             storage = self._storage
             steps = storage.require_complete_steps("env_major")
-            if not self._advantages.last.leaves:
+            if not self._advantages.last.current_leaves:
                 storage.zero_row(steps)
-            return storage.env_major(steps, storage.leaves())
+            return storage.view_env_major(steps, storage.present_leaves())
 
     def __getitem__(self, name: str | Path) -> Any:
         """Return one field of the stored steps `[T, N, …]`; it shares the buffer's memory."""
@@ -434,7 +436,7 @@ class RolloutBuffer(StateDictMixin):
         """Whether the rollout has this field or path; `value` and `log_prob` only if they were passed or attached."""
         path = name if isinstance(name, tuple) else (name,)
         with self._lock:
-            leaves = (*self._storage.leaves(), ("mask",)) if self._storage.num_stored else ()
+            leaves = (*self._storage.present_leaves(), ("mask",)) if self._storage.num_stored else ()
         return any(leaf[: len(path)] == path for leaf in leaves)
 
     _loop_over = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
@@ -451,7 +453,7 @@ class RolloutBuffer(StateDictMixin):
             "extra": {name: parse_declaration(tree) for name, tree in config.entry("extra").entries().items()},
             "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
             "device": changes.get("device") or parse_device(config.entry("device")),
-            **saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+            **read_saved_observers(config.entry("listeners"), saved.part_without_values("listeners"), envs),
         }
         saved.require_columns({})
         schema = make_rollout_schema(*(arguments[name] for name in (*_DECLARED_FIELDS, "extra")))
@@ -477,7 +479,7 @@ class RolloutBuffer(StateDictMixin):
     def state(self) -> State:
         """Return the state to save, including the rows."""
         parts: dict[str, State] = {}
-        for name, part in self._parts().items():
+        for name, part in self._state_parts().items():
             if name == "random":
                 # Format 1 requires this entry, which is always empty.
                 parts["carries"] = State({}, {})
@@ -486,16 +488,16 @@ class RolloutBuffer(StateDictMixin):
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state; raise a CorruptCheckpoint if it is inconsistent."""
-        self._continuity.forget()
+        self._continuity.forget_previous_obs()
         # Format 1 requires the entry "carries": `part` raises an error if it is missing.
         saved.part("carries")
-        for name, part in self._parts().items():
+        for name, part in self._state_parts().items():
             part.load_state(saved.part(name))
 
     def rows(self) -> None:
         """Return None: every row may still change, so `state` returns all rows."""
 
-    def _parts(self) -> dict[str, Any]:
+    def _state_parts(self) -> dict[str, Any]:
         """Return the parts of the rollout by their names in files, in the order of loading."""
         return {
             "rows": self._storage,
@@ -509,14 +511,14 @@ class RolloutBuffer(StateDictMixin):
     def check(self) -> None:
         """Verify every invariant; raise an InvariantError for the first violation. Nothing is changed."""
         with self._lock:
-            for part in self._parts().values():
+            for part in self._state_parts().values():
                 part.check()
 
     def __len__(self) -> int:
         """Number of stored transitions, without reset rows."""
         with self._lock:
             steps = self._storage.num_stored
-            mask = self._flags.mask(steps)
+            mask = self._flags.transition_mask(steps)
             return steps * self._storage.num_envs if mask is None else int(mask.sum())
 
     def __repr__(self) -> str:

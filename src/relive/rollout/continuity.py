@@ -25,7 +25,7 @@ _MAX_OBS = 32
 """Number of observations whose addresses are compared."""
 
 
-class Continuity:
+class ContinuityCheck:
     """Comparison of the observation of each step with the next observation of the previous step, on the host."""
 
     def __init__(self, schema: Schema, num_steps: int, num_envs: int, mode: AutoresetMode | None) -> None:
@@ -42,17 +42,17 @@ class Continuity:
         """Environments that the caller resets before the next step [N]."""
         self._num_compared = self._num_cuts = 0
 
-    def forget(self) -> None:
+    def forget_previous_obs(self) -> None:
         """Forget the previous observation, because environments were reset or another state was loaded."""
         self._next_obs = None
 
     def check_step(self, row: int, obs: Any, step: tuple[Any, ...]) -> None:
-        """Compare the step that will become row `row` with the previous step, and warn of a cut or a restart."""
+        """Warn if the step for row `row` does not start at the observation to which the previous step led."""
         expected, message = self._next_obs, None
         if expected is not None and obs is not None and (row == 0 or self.compares_all):
-            start = self._leaf_bytes(obs)
-            message = None if start is None else self._compare(row == 0 and bool(self.compared_rows), start, expected)
-        self._next_obs = self._leaf_bytes(step[0]) if self.compares_all or row == self._last_row else None
+            start, is_first = self._read_leaf_bytes(obs), row == 0 and bool(self.compared_rows)
+            message = None if start is None else self._compare_obs(is_first, start, expected)
+        self._next_obs = self._read_leaf_bytes(step[0]) if self.compares_all or row == self._last_row else None
         if self._caller_resets and self._next_obs is not None:
             flags: Any = [np.array(x) if isinstance(x, bool | np.bool_) else view_as_numpy(x) for x in step[2:4]]
             if any(flag is None or flag.size != self._num_envs for flag in flags):
@@ -62,13 +62,13 @@ class Continuity:
         if message is not None:
             warn_user(message)
 
-    def _compare(self, is_first: bool, start: list[bytes], expected: list[bytes]) -> str | None:
+    def _compare_obs(self, is_first: bool, obs_bytes: list[bytes], expected_bytes: list[bytes]) -> str | None:
         """Count the environments whose observation differs, and return a warning or None."""
         num_cuts = 0
         # Bytes are compared, so that NaN equals itself.
-        if start != expected:
+        if obs_bytes != expected_bytes:
             is_equal = np.ones(self._num_envs, bool)
-            for leaf, previous_leaf in zip(start, expected, strict=True):
+            for leaf, previous_leaf in zip(obs_bytes, expected_bytes, strict=True):
                 if len(leaf) != len(previous_leaf) or len(leaf) % self._num_envs:
                     return None
                 rows = (np.frombuffer(x, np.uint8).reshape(self._num_envs, -1) for x in (leaf, previous_leaf))
@@ -96,7 +96,7 @@ class Continuity:
                     return explain("obs", "steps that start where the step before led", got, remedy)
         return None
 
-    def _leaf_bytes(self, obs: Any) -> list[bytes] | None:
+    def _read_leaf_bytes(self, obs: Any) -> list[bytes] | None:
         """Return the bytes of an observation's leaves in the dtypes of their fields; None on another device."""
         leaves: list[Any] = [view_as_numpy(leaf) for leaf in self._schema.flatten("obs", obs)]
         if any(leaf is None or not leaf.size or leaf.dtype.kind not in "biufc" for leaf in leaves):
@@ -104,7 +104,7 @@ class Continuity:
         return [np.asarray(leaf, dtype).tobytes() for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
 
 
-class ReusedMemory:
+class ReusedMemoryCheck:
     """Comparison of the address of each observation with the address of the previous observation.
 
     An environment that reuses its array overwrites the observation before `add` stores it.

@@ -26,7 +26,7 @@ from relive.statistics.observers import Observers
 from relive.storage import Memory
 
 
-class Finals(NamedTuple):
+class FinalRows(NamedTuple):
     """Final observations: (step, environment) of K truncated steps, and observation leaves [K, …]."""
 
     positions: list[tuple[int, int]]
@@ -66,13 +66,13 @@ class Storage:
         """Fields of the next step that are already written."""
         self.attached: dict[Path, torch.Tensor] = {}
         """Attached tensors [rows, N, …] by path; an attached optional field is its stored tensor."""
-        self.finals: list[Finals] = []
+        self.finals: list[FinalRows] = []
         """Final observations of each step that has at least one; after a load they are one entry."""
         self.is_exposed = False
         """Whether callers have tensors that share this memory."""
-        self._bind()
+        self._bind_writer()
 
-    def _bind(self) -> None:
+    def _bind_writer(self) -> None:
         self._writer = make_row_writer(self.tensors, self._is_optional, has_env_axis=bool(self.leading_shape))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
@@ -95,11 +95,11 @@ class Storage:
             leaf_indices = tuple(i for name in fields for i in self.schema.leaf_indices[name])
         if row != self.num_stored:
             raise _reentry_error()
-        self.write(row, leaves, leaf_indices)
+        self.write_row(row, leaves, leaf_indices)
         self.lacks_optional = lacks_optional
 
     @property
-    def omitted(self) -> frozenset[str]:
+    def omitted_fields(self) -> frozenset[str]:
         """Optional fields that the steps do not have."""
         return frozenset(itertools.compress(OPTIONAL_ROLLOUT_FIELDS, self.lacks_optional))
 
@@ -107,7 +107,7 @@ class Storage:
         leaves: list[Any] = []
         leaf_indices: list[int] = []
         for name in fields:
-            if self.num_stored and name in self.omitted:
+            if self.num_stored and name in self.omitted_fields:
                 raise _optional_field_error(name, was_present=False)
         for name, value in fields.items():
             self.schema.check_declared(name)
@@ -117,13 +117,13 @@ class Storage:
                 raise SchemaError(explain(name, "a value", None, "Leave it out of stage."))
             leaves.extend(self.schema.flatten(name, value))
             leaf_indices.extend(self.schema.leaf_indices[name])
-        self.write(self.num_stored, tuple(leaves), tuple(leaf_indices))
+        self.write_row(self.num_stored, tuple(leaves), tuple(leaf_indices))
         self.staged.update(fields)
 
-    def write(self, row: int, leaves: tuple[Any, ...], leaf_indices: tuple[int, ...] | None = None) -> None:
+    def write_row(self, row: int, leaves: tuple[Any, ...], leaf_indices: tuple[int, ...] | None = None) -> None:
         """Write one row of all tensors, or of the tensors `leaf_indices`; after an error the row is unchanged."""
         if self.is_exposed and self._writer.have_moved():
-            self._bind()
+            self._bind_writer()
         if self._writer.write(row, leaves, leaf_indices) >= 0:
             self._convert_and_write(row, leaves, leaf_indices)
 
@@ -131,7 +131,7 @@ class Storage:
         """Convert and write leaves that the writer rejected; raise if the conversion called `add` or `stage`."""
         paths, fields = self.schema.paths, self.schema.fields
         indices = range(len(self.tensors)) if leaf_indices is None else leaf_indices
-        before = self.age, len(self.staged)
+        before = self.clear_and_step_counts, len(self.staged)
         converted_leaves = tuple(
             None
             if leaf is None and self._is_optional[i]
@@ -140,13 +140,13 @@ class Storage:
             )
             for i, leaf in zip(indices, leaves, strict=True)
         )
-        if before != (self.age, len(self.staged)):
+        if before != (self.clear_and_step_counts, len(self.staged)):
             raise _reentry_error()
         bad_position = self._writer.write_converted(row, converted_leaves, leaf_indices)
         if bad_position >= 0:
             raise make_misaligned_error(path_name(paths[indices[bad_position]]))
 
-    def commit(self, row: int, finals: list[Finals] | None = None) -> None:
+    def commit_row(self, row: int, finals: list[FinalRows] | None = None) -> None:
         """Make the written row a stored step; `finals`, unless None, replaces the final observations of all steps."""
         if finals is not None or self.staged or self.attached:
             staged: set[str] = set()
@@ -156,10 +156,10 @@ class Storage:
             return
         self.num_stored = row + 1
 
-    def take_back(self, steps: int) -> None:
-        """Make the first `steps` rows, which a collector has written with every field, the stored steps."""
+    def take_back(self, num_steps: int) -> None:
+        """Make the first `num_steps` rows, which a collector has written with every field, the stored steps."""
         self.clear()
-        self.lacks_optional, self.num_stored = (False, False), steps
+        self.lacks_optional, self.num_stored = (False, False), num_steps
 
     @property
     def final_positions(self) -> list[tuple[int, int]]:
@@ -196,7 +196,7 @@ class Storage:
         self.attached.clear()
 
     @property
-    def age(self) -> tuple[int, int]:
+    def clear_and_step_counts(self) -> tuple[int, int]:
         """Number of calls of `clear`, and number of stored steps; the pair changes when a step is stored or removed."""
         return self.generation, self.num_stored
 
@@ -214,18 +214,20 @@ class Storage:
     @property
     def absent_fields(self) -> frozenset[str]:
         """Optional fields that are neither part of the steps nor attached."""
-        return self.omitted.difference(path[0] for path in self.attached)
+        return self.omitted_fields.difference(path[0] for path in self.attached)
 
     def declared_leaves(self) -> dict[Path, torch.Tensor]:
         """Return every declared leaf [rows, N, …]."""
         return dict(zip(self.schema.paths, self.tensors, strict=True))
 
-    def leaves(self) -> dict[Path, torch.Tensor]:
+    def present_leaves(self) -> dict[Path, torch.Tensor]:
         """Return the leaves [rows, N, …] that are part of the steps or attached."""
         absent_fields = self.absent_fields
         return {path: x for path, x in self.declared_leaves().items() if path[0] not in absent_fields} | self.attached
 
-    def select(self, leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
+    def select_leaves(
+        self, leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None
+    ) -> dict[Path, torch.Tensor]:
         """Return the leaves of `fields`, names or paths; return all leaves if it is None."""
         if fields is None:
             return leaves
@@ -264,13 +266,13 @@ class Storage:
 
         return check
 
-    def time_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
+    def view_time_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` rows of leaves as a TensorDict `[T, N]` that shares their memory."""
         self.is_exposed = True
         first = {path: leaf[:steps] if self.leading_shape else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
         return assemble_batch(first, torch.Size((steps, *self.leading_shape)))
 
-    def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
+    def view_env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """Return the first `steps` + 1 rows of leaves as a TensorDict `[N, T + 1]` that shares their memory."""
         self.is_exposed = True
         transposed_leaves = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
@@ -296,7 +298,7 @@ class Storage:
             padding = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
             self.attached[path] = torch.cat([tensor, padding])
 
-    def rows(self) -> dict[str, torch.Tensor]:
+    def leaves_by_file_name(self) -> dict[str, torch.Tensor]:
         """Return the declared leaves by their names in files."""
         return {f"column{i}": tensor for i, tensor in enumerate(self.tensors)}
 
@@ -306,7 +308,7 @@ class Storage:
         attached = {
             f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in declared_paths
         }
-        present_fields = [name for name in OPTIONAL_ROLLOUT_FIELDS if num_steps and name not in self.omitted]
+        present_fields = [name for name in OPTIONAL_ROLLOUT_FIELDS if num_steps and name not in self.omitted_fields]
         values = {
             "num_stored": num_steps,
             "valued": num_steps if "value" in present_fields else 0,
@@ -314,23 +316,23 @@ class Storage:
             "staged": sorted(self.staged),
             "attached": [list(path) for path in self.attached],
         }
-        return State(values, self.rows() | attached)
+        return State(values, self.leaves_by_file_name() | attached)
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Restore a saved state."""
         node, declared_leaves = saved.values, self.declared_leaves()
         num_steps = node.entry("num_stored").integer(0, self._num_rows - 1)
-        saved.copy_arrays_into(self.rows())
+        saved.copy_arrays_into(self.leaves_by_file_name())
         self.clear()
         self.num_stored = num_steps
-        self.lacks_optional = self._saved_lacks_optional(saved, num_steps)
+        self.lacks_optional = self._read_lacks_optional(saved, num_steps)
         for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.error("a declared field")
             self.staged.add(name.value)
         for i, entry in enumerate(node.entry("attached").items()):
             path = parse_path(entry)
-            if path[0] in self.schema.names and path[0] not in self.omitted:
+            if path[0] in self.schema.names and path[0] not in self.omitted_fields:
                 raise entry.error("a name of its own")
             # An attached optional field is stored in its declared leaf; every other attached path has a saved array.
             if path not in declared_leaves:
@@ -338,7 +340,7 @@ class Storage:
                 declared_leaves[path] = saved.read_verified(f"attached{i}").to(self.device)
             self.attached[path] = declared_leaves[path]
 
-    def _saved_lacks_optional(self, saved: SnapshotReader, num_stored: int) -> tuple[bool, bool]:
+    def _read_lacks_optional(self, saved: SnapshotReader, num_stored: int) -> tuple[bool, bool]:
         node = saved.values
         if "given" in node.entries():
             entries = node.entry("given").items(len(OPTIONAL_ROLLOUT_FIELDS))
@@ -355,26 +357,26 @@ class Storage:
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             shape = (self._num_rows, self.num_envs, *field.shape)
             verify_layout(path_name(path), tensor, shape, field.dtype, self.device)
-        # Addresses of exposed memory are not checked: its tensors may move, and the next `write` then uses the new
+        # Addresses of exposed memory are not checked: its tensors may move, and the next `write_row` then uses the new
         # ones.
         if not self.is_exposed:
             verify_addresses(schema.paths, self.tensors, self._addresses)
         max_steps = self._num_rows - 1
         verify(0 <= steps <= max_steps, "num_stored", f"0 to {max_steps} steps", steps)
-        staged, omitted = sorted(self.staged), sorted(self.omitted)
-        verify(not steps or not self.staged & self.omitted, "staged fields", f"none of {omitted}", staged)
+        staged, omitted = sorted(self.staged), sorted(self.omitted_fields)
+        verify(not steps or not self.staged & self.omitted_fields, "staged fields", f"none of {omitted}", staged)
         names = schema.names
         verify(self.staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", staged)
         verify(not staged or steps < max_steps, "staged fields", "no staged fields in a full rollout", staged)
-        self._check_attached()
+        self._check_attached_leaves()
         for message in overflow_warnings(self.overflowed):
             raise InvariantError(message)
 
-    def _check_attached(self) -> None:
+    def _check_attached_leaves(self) -> None:
         """Verify that attached tensors have the rollout's rows, and zeros after the stored steps."""
         steps, declared_leaves = self.num_stored, self.declared_leaves()
         for path, leaf in self.attached.items():
-            is_present = path[0] in self.schema.names and path[0] not in self.omitted
+            is_present = path[0] in self.schema.names and path[0] not in self.omitted_fields
             verify(not is_present, path_name(path), "a name that no field has", "the name of a field")
             if path in declared_leaves:
                 verify(leaf is declared_leaves[path], path_name(path), "the memory of the field", "other memory")
@@ -416,14 +418,14 @@ class EpisodeFlags:
         self._next_resets = self.first_resets.clone().unsqueeze(0)
         """Environments whose next row is a reset row [1, N]; kept up to date only for observers."""
 
-    def next_row(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def next_row_masks(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the masks [N] of environments whose next row starts an episode, and whose next row is a reset row."""
         steps = self._storage.num_stored
         if not steps:
             return self.first_starts.clone(), self.first_resets.clone()
         if not self.has_reset_rows:
-            return self.ends(steps - 1), self.first_resets.clone()
-        resets = self.resets(steps + 1)
+            return self.end_mask(steps - 1), self.first_resets.clone()
+        resets = self.reset_mask(steps + 1)
         return resets[-2].clone(), resets[-1].clone()
 
     def begin_rollout(self, first_starts: torch.Tensor, first_resets: torch.Tensor) -> None:
@@ -432,44 +434,44 @@ class EpisodeFlags:
         self.first_resets.copy_(first_resets)
         self._next_resets = first_resets.clone().unsqueeze(0)
 
-    def ends(self, rows: int | slice) -> torch.Tensor:
+    def end_mask(self, rows: int | slice) -> torch.Tensor:
         """Return the mask of rows that are terminated or truncated."""
         return self.terminated[rows] | self.truncated[rows]
 
-    def resets(self, steps: int) -> torch.Tensor:
-        """Return the mask of reset rows among the first rows [steps, N], under NEXT_STEP."""
-        return find_reset_rows(self.first_resets, self.ends(slice(0, steps - 1)))
+    def reset_mask(self, num_steps: int) -> torch.Tensor:
+        """Return the mask of reset rows among the first rows [T, N], under NEXT_STEP."""
+        return find_reset_rows(self.first_resets, self.end_mask(slice(0, num_steps - 1)))
 
-    def starts(self, steps: int) -> torch.Tensor:
-        """Return the mask of the first rows [steps, N] that start an episode; undefined at reset rows."""
-        next_starts = self.resets(steps)[:-1] if self.has_reset_rows else self.ends(slice(0, steps - 1))
+    def start_mask(self, num_steps: int) -> torch.Tensor:
+        """Return the mask of the first rows [T, N] that start an episode; undefined at reset rows."""
+        next_starts = self.reset_mask(num_steps)[:-1] if self.has_reset_rows else self.end_mask(slice(0, num_steps - 1))
         return torch.cat([self.first_starts.unsqueeze(0), next_starts])
 
-    def mask(self, steps: int) -> torch.Tensor | None:
-        """Return the mask of transitions among the first rows [steps, N]; None if all rows are transitions."""
-        return ~self.resets(steps) if self.has_reset_rows and steps else None
+    def transition_mask(self, num_steps: int) -> torch.Tensor | None:
+        """Return the mask of transitions among the first rows [T, N]; None if all rows are transitions."""
+        return ~self.reset_mask(num_steps) if self.has_reset_rows and num_steps else None
 
-    def whole_mask(self, steps: int) -> torch.Tensor:
-        """Return the mask of transitions among the first rows [steps, N]; all True if all rows are transitions."""
-        mask = self.mask(steps)
-        return torch.ones_like(self.terminated[:steps]) if mask is None else mask
+    def full_transition_mask(self, num_steps: int) -> torch.Tensor:
+        """Return the mask of transitions among the first rows [T, N]; all True if all rows are transitions."""
+        mask = self.transition_mask(num_steps)
+        return torch.ones_like(self.terminated[:num_steps]) if mask is None else mask
 
-    def transitions(self) -> torch.Tensor | int:
+    def transition_rows(self) -> torch.Tensor | int:
         """Return the flat rows t·N + n of the stored transitions; or the number of rows, if all are transitions."""
         steps = self._storage.num_stored
-        mask = self.mask(steps)
+        mask = self.transition_mask(steps)
         return steps * self._storage.num_envs if mask is None else mask.flatten().nonzero().squeeze(1)
 
-    def count(
-        self, row: int, steps: int, lacks_optional: tuple[bool, bool], measurements: Mapping[str, Any],
+    def count_rows(
+        self, first_row: int, num_rows: int, lacks_optional: tuple[bool, bool], measurements: Mapping[str, Any],
         commit: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Count `steps` rows from row `row` on in the observers, and call `commit`, which makes the rows stored steps.
+        """Count `num_rows` rows from `first_row` on in the observers; call `commit`, which makes the rows stored steps.
 
         An exception before `commit` leaves everything unchanged. `commit` may be called twice and must be idempotent.
         """
         observers = self._observers
-        if steps < 1 or not observers.observed_leaves:
+        if num_rows < 1 or not observers.observed_leaves:
             complete(commit)
             return
         if lacks_optional not in self._observed_columns:
@@ -478,11 +480,12 @@ class EpisodeFlags:
         first_resets = self._next_resets if self.has_reset_rows else None
         if observers.native is not None:
             observers.set_measurements(measurements)
-            observers.native.count(columns, row, steps, None, first_resets, commit)
+            observers.native.count(columns, first_row, num_rows, None, first_resets, commit)
             return
-        block = {i: column[row : row + steps] for i, column in enumerate(columns) if column is not None}
+        block = {i: column[first_row : first_row + num_rows] for i, column in enumerate(columns) if column is not None}
         with lock:
-            count, next_resets = observers.plan(block, None if first_resets is None else first_resets[0], measurements)
+            resets = None if first_resets is None else first_resets[0]
+            count, next_resets = observers.make_update(block, resets, measurements)
 
             def change() -> None:
                 count()
@@ -499,10 +502,10 @@ class EpisodeFlags:
         columns = self._observers.observed_leaves
         return tuple(leaf if i in columns and path[0] not in omitted else None for i, (path, leaf) in leaves)
 
-    def take_back(self) -> None:
+    def update_next_resets(self) -> None:
         """Update the next reset rows after a collector wrote the rows."""
         if self.has_reset_rows:
-            self._next_resets = self.resets(self._storage.num_stored + 1)[-1:].clone()
+            self._next_resets = self.reset_mask(self._storage.num_stored + 1)[-1:].clone()
 
     def state(self) -> State:
         """Return the masks of the first row, and the next reset rows."""
@@ -528,5 +531,5 @@ class EpisodeFlags:
         is_allowed = ~self.first_resets | self.has_reset_rows
         verify_elements(is_allowed, "resetting", "False unless autoreset=NEXT_STEP", self.first_resets)
         if self.is_observed and self.has_reset_rows:
-            actual, expected = self._next_resets, self.resets(steps + 1)[-1:]
+            actual, expected = self._next_resets, self.reset_mask(steps + 1)[-1:]
             verify_elements(actual == expected, "next resets", "the resets that follow from the stored flags", actual)

@@ -13,7 +13,7 @@ import torch
 
 from relive import kernels
 from relive.checkpoint.snapshot import SnapshotReader, State
-from relive.checkpoint.state_dict import pack, unpack
+from relive.checkpoint.state_dict import pack_arrays, unpack_arrays
 from relive.errors import SchemaError, explain
 from relive.schema.conversion import as_device
 
@@ -35,28 +35,28 @@ class Accumulator:
 
     def _set_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
-        self._counters: Any = self._make_counters()
+        self._counters = self._make_counters()
         """Native counters for `update`; None if torch ops are used."""
         self._is_bound = False
         """Whether native counters of a buffer store the addresses of the tensors, so that `to` must refuse."""
 
-    def _make_counters(self) -> Any:
+    def _make_counters(self) -> Counters | None:
         raise NotImplementedError
 
-    def _plan(self, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
+    def _make_update(self, values: Any, mask: torch.Tensor | None) -> Callable[[], None]:
         raise NotImplementedError
 
-    def _assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _copy_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with lock:
             kernels.complete(lambda: [tensor.copy_(tensors[name]) for name, tensor in self._tensors.items()])
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: value for name, value in vars(self).items() if name not in self._not_pickled}
-        return attributes | {"_device": str(self.device), "_packed": pack(self.snapshot())}
+        return attributes | {"_device": str(self.device), "_packed": pack_arrays(self.snapshot())}
 
     @torch.inference_mode(False)
     def __setstate__(self, state: dict[str, Any]) -> None:
-        device, arrays = state.pop("_device"), unpack(state.pop("_packed"))
+        device, arrays = state.pop("_device"), unpack_arrays(state.pop("_packed"))
         vars(self).update(state)
         self._set_tensors({name: tensor.to(device) for name, tensor in arrays.items()})
 
@@ -81,7 +81,7 @@ class Accumulator:
 
     def clear(self) -> None:
         """Reset all counts to zero, running episodes included."""
-        self._assign({name: torch.zeros_like(tensor) for name, tensor in self._tensors.items()})
+        self._copy_from({name: torch.zeros_like(tensor) for name, tensor in self._tensors.items()})
 
     def state(self) -> State:
         """Return copies of all tensors."""
@@ -90,7 +90,7 @@ class Accumulator:
     def load_state(self, saved: SnapshotReader) -> None:
         """Continue from a saved state of an object with the same arguments."""
         tensors = self._tensors.items()
-        self._assign({name: saved.read_like(name, like).to(like.device, copy=True) for name, like in tensors})
+        self._copy_from({name: saved.read_like(name, like).to(like.device, copy=True) for name, like in tensors})
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return copies of all tensors."""
@@ -103,10 +103,10 @@ class Accumulator:
         if got != expected:
             remedy = "Construct it with the arguments that the saved object had."
             raise SchemaError(explain(type(self).__name__, f"a snapshot of {expected}", got, remedy))
-        self._assign({name: snapshot[name].to(tensor.device) for name, tensor in self._tensors.items()})
+        self._copy_from({name: snapshot[name].to(tensor.device) for name, tensor in self._tensors.items()})
 
 
-def _describe_tensors(tensors: Any) -> Any:
+def _describe_tensors(tensors: Any) -> str | dict[str, Any]:
     """Return the shapes and dtypes of the tensors in a dict, and the type names of other values."""
     if not isinstance(tensors, Mapping):
         return type(tensors).__name__
@@ -116,7 +116,7 @@ def _describe_tensors(tensors: Any) -> Any:
     }
 
 
-def set_owner(stats: Accumulator, owner: object) -> None:
+def claim_for_buffer(stats: Accumulator, owner: object) -> None:
     """Set the buffer that updates `stats`; raise if another buffer does, which would mix the steps of both."""
     if stats._owner() is not None:
         # Garbage is collected first, because the owner may be a deleted buffer that still exists.
@@ -128,8 +128,8 @@ def set_owner(stats: Accumulator, owner: object) -> None:
     stats._owner = weakref.ref(owner)
 
 
-def counters(
-    dtypes: Sequence[torch.dtype], envs: int | None, flags: tuple[int, ...] | None,
+def make_counters(
+    dtypes: Sequence[torch.dtype], envs: int | None, flag_leaves: tuple[int, ...] | None,
     episodes: tuple[Accumulator, Sequence[int], Sequence[int], Sequence[int]] | None,
     norms: Sequence[tuple[Accumulator, int]],
 ) -> Counters | None:  # fmt: skip
@@ -138,7 +138,7 @@ def counters(
     Args:
         dtypes: dtypes of the leaves of a step. Leaves with higher numbers are passed to `Counters.measure`.
         envs: number of environments; None accepts any number.
-        flags: leaf numbers of "terminated" and "truncated".
+        flag_leaves: leaf numbers of "terminated" and "truncated".
         episodes: the episode statistics, and the leaf numbers of rewards, metrics and reasons.
         norms: pairs of a norm and its leaf number.
     """
@@ -152,4 +152,4 @@ def counters(
     arrays = [tuple(accumulator._tensors.values()) for accumulator in accumulators]
     episode_arguments = None if episodes is None else (*arrays.pop(0), *map(list, episodes[1:]))
     norm_arguments = [(*numbers, leaf) for numbers, (_, leaf) in zip(arrays, norms, strict=True)]
-    return native.Counters(lock, len(dtypes), envs or -1, flags, episode_arguments, norm_arguments)
+    return native.Counters(lock, len(dtypes), envs or -1, flag_leaves, episode_arguments, norm_arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from relive.schema.invariants import verify_elements, verify_layout
 from relive.schema.suggestions import suggests_keywords
 from relive.statistics import counting
 from relive.storage.allocator import require_host_memory
+
+if TYPE_CHECKING:
+    from relive.kernels._native import Counters
 
 _MAX_STEPS = 2**53
 """Largest count that float64 represents exactly."""
@@ -53,7 +56,7 @@ class EpisodeStats(counting.Accumulator):
         self.num_envs = None if num_envs is None else check_positive_int("num_envs", num_envs)
         self.window = check_positive_int("window", window)
         self.metrics, self.reasons = _parse_names("metrics", metrics), _parse_names("reasons", reasons)
-        _check_names(self.metrics, self.reasons)
+        _require_distinct_names(self.metrics, self.reasons)
         self._sums = ("return", "length", *self.metrics)
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
         self._leading_shape = () if self.num_envs is None else (self.num_envs,)
@@ -77,12 +80,12 @@ class EpisodeStats(counting.Accumulator):
             f"reasons={self.reasons}; {summary['episodes']:g} episodes{means and ', '}{means})"
         )
 
-    def _make_counters(self) -> Any:
+    def _make_counters(self) -> Counters | None:
         """Return native counters of a step with the leaves of `update`: flags, reward, metrics and reasons."""
         dtypes = [field.dtype for field in self._fields.values()]
         metrics = range(3, 3 + len(self.metrics))
         episodes = self, [2], metrics, range(metrics.stop, len(dtypes))
-        return counting.counters(dtypes, self.num_envs or 1, (0, 1), episodes, ())
+        return counting.make_counters(dtypes, self.num_envs or 1, (0, 1), episodes, ())
 
     @property
     def _fields(self) -> dict[str, Field]:
@@ -101,9 +104,9 @@ class EpisodeStats(counting.Accumulator):
         [N] per name, or a name or None per environment; it is read where an episode ends. An episode that is both
         terminated and truncated counts as terminated.
         """
-        flags = self._reason_flags(reasons)
-        _require_declared("reasons", flags, self.reasons)
-        _require_declared("metrics", metrics or {}, self.metrics)
+        flags = self._convert_reasons(reasons)
+        _require_declared_names("reasons", flags, self.reasons)
+        _require_declared_names("metrics", metrics or {}, self.metrics)
         values = {"reward": reward, "terminated": terminated, "truncated": truncated, **flags, **(metrics or {})}
         step = {
             name: convert(name, field, values[name], self._leading_shape, self.device).view(1, -1)
@@ -115,12 +118,12 @@ class EpisodeStats(counting.Accumulator):
         )
         if self._counters is None:
             with counting.lock:
-                kernels.complete(self._plan(step, is_counted))
+                kernels.complete(self._make_update(step, is_counted))
         else:
             leaves = tuple(map(step.get, self._fields))
             self._counters.count(leaves, 0, 1, None, None if is_counted is None else ~is_counted, None)
 
-    def _plan(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
+    def _make_update(self, values: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts steps [T, N] with torch ops; steps where `mask` is False are ignored.
 
         The caller holds `counting.lock` until it has called the function. Repeated calls count the steps once.
@@ -159,7 +162,7 @@ class EpisodeStats(counting.Accumulator):
 
         return change
 
-    def _reason_flags(self, reasons: Mapping[str, Any] | Sequence[str | None] | str | None) -> Mapping[Any, Any]:
+    def _convert_reasons(self, reasons: Mapping[str, Any] | Sequence[str | None] | str | None) -> Mapping[Any, Any]:
         """Convert reasons, flags by name or a name per environment, to flags [N] by name."""
         if reasons is None or isinstance(reasons, Mapping):
             return reasons or {}
@@ -194,7 +197,7 @@ class EpisodeStats(counting.Accumulator):
         of steps of all environments when the episode ended: the x axis of a learning curve.
         """
         with counting.lock:
-            columns = dict(zip(self._columns, self._finished_rows().unbind(1), strict=True))
+            columns = dict(zip(self._columns, self._read_finished_rows().unbind(1), strict=True))
         columns["truncated"] = columns["terminated"] == 0
         dtypes = {
             "step": torch.int64,
@@ -211,7 +214,7 @@ class EpisodeStats(counting.Accumulator):
         before the first one it is the only number.
         """
         with counting.lock:
-            total, finished_rows = float(self.num_episodes), self._finished_rows().cpu().numpy()
+            total, finished_rows = float(self.num_episodes), self._read_finished_rows().cpu().numpy()
         if not len(finished_rows):
             return _Summary(episodes=total)
         columns = dict(zip(self._columns, finished_rows.T, strict=True))
@@ -226,7 +229,7 @@ class EpisodeStats(counting.Accumulator):
         rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
         return _Summary(episodes=total, **moments, **rates, truncated_rate=1.0 - rates["terminated_rate"])
 
-    def _finished_rows(self) -> torch.Tensor:
+    def _read_finished_rows(self) -> torch.Tensor:
         """Return the rows of the window, oldest first."""
         ring, total = self._tensors["ring"][:-1], self.num_episodes
         return ring[:total].clone() if total < self.window else ring.roll(-(total % self.window), 0)
@@ -247,7 +250,7 @@ class EpisodeStats(counting.Accumulator):
         episodes, steps = self._tensors["counts"].tolist()
         verify(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
         verify(steps <= _MAX_STEPS, "stats: steps", "at most 2^53", steps)
-        running, finished_rows = self._tensors["open"][1], self._finished_rows()
+        running, finished_rows = self._tensors["open"][1], self._read_finished_rows()
         verify_elements(
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
         )
@@ -285,7 +288,7 @@ def _parse_names(where: str, names: Iterable[str]) -> tuple[str, ...]:
     return name_tuple
 
 
-def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
+def _require_distinct_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
     """Raise if two columns of `episodes()` or `summary()` would have the same name."""
     names = ["step", "return", "length", "reward", "terminated", "truncated", *metrics, *reasons]
     names += [f"step_{name}" for name in ("reward", *metrics)]
@@ -294,7 +297,7 @@ def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
         raise SchemaError(explain("EpisodeStats", "distinct names", f"{repeated_name!r} twice", "Rename one."))
 
 
-def _require_declared(where: str, names: Iterable[str], declared: tuple[str, ...]) -> None:
+def _require_declared_names(where: str, names: Iterable[str], declared: tuple[str, ...]) -> None:
     for name in names:
         if name not in declared:
             expected = f"declared names ({', '.join(declared) or 'none'})"

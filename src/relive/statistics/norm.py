@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -14,14 +14,17 @@ from relive.schema.checks import check_above_zero
 from relive.schema.conversion import as_device, as_tensor, convert
 from relive.schema.fields import DTYPES, FLAG_FIELD, Field, Path
 from relive.schema.invariants import verify_elements, verify_layout
-from relive.statistics.counting import Accumulator, counters, lock
+from relive.statistics.counting import Accumulator, lock, make_counters
 from relive.storage.allocator import require_host_memory
+
+if TYPE_CHECKING:
+    from relive.kernels._native import Counters
 
 _MAX_ROWS = 2.0**53
 """Upper bound of the number of rows: float64 represents every smaller count exactly."""
 
 
-class _Fit(NamedTuple):
+class _RoundedMoments(NamedTuple):
     """Mean and deviation, rounded to one dtype."""
 
     num_rows: float | None
@@ -70,7 +73,7 @@ class RunningNorm(Accumulator):
             "mean": torch.zeros(self.shape, dtype=torch.float64, device=device),
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
         }
-        self._cached_fit: _Fit | None = None
+        self._cached_fit: _RoundedMoments | None = None
         self._set_tensors(tensors)
 
     def __repr__(self) -> str:
@@ -79,12 +82,12 @@ class RunningNorm(Accumulator):
     _not_pickled = (*Accumulator._not_pickled, "_cached_fit")
     _cached_fit = None
 
-    def _make_counters(self) -> Any:
-        return counters([torch.float64], None, None, None, [(self, 0)])
+    def _make_counters(self) -> Counters | None:
+        return make_counters([torch.float64], None, None, None, [(self, 0)])
 
     def update(self, x: Any, mask: Any = None) -> None:
         """Count the rows of `x` […, *shape], over all leading axes; rows where `mask` […] is False are ignored."""
-        rows, leading_shape = self._convert(x)
+        rows, leading_shape = self._convert_input(x)
         is_counted = None if mask is None else convert("mask", FLAG_FIELD, mask, leading_shape, self.device)
         if self._counters is not None:
             block = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
@@ -92,9 +95,9 @@ class RunningNorm(Accumulator):
             self._counters.count((block,), 0, 1, None, is_ignored, None)
             return
         with lock:
-            self._plan(rows, is_counted)()
+            self._make_update(rows, is_counted)()
 
-    def _plan(self, values: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
+    def _make_update(self, values: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
         """Return a function that counts rows with torch ops.
 
         The caller holds `counting.lock` until it has called the function. Repeated calls count the rows once.
@@ -109,7 +112,7 @@ class RunningNorm(Accumulator):
         rows.sub_(mean)
         if is_ignored is not None:
             rows.masked_fill_(is_ignored, 0.0)
-        return partial(self._assign, self._merge_moments(count, mean, rows.square_().sum(0)))
+        return partial(self._copy_from, self._merge_moments(count, mean, rows.square_().sum(0)))
 
     def merge(self, other: RunningNorm) -> None:
         """Add all rows of `other`, as if they had been passed to `update`."""
@@ -117,7 +120,7 @@ class RunningNorm(Accumulator):
         if shape != self.shape:
             raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge norms of equal shape."))
         with lock:
-            self._assign(self._merge_moments(*(tensor.to(self.device) for tensor in other.snapshot().values())))
+            self._copy_from(self._merge_moments(*(tensor.to(self.device) for tensor in other.snapshot().values())))
 
     def _merge_moments(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the moments of all rows after adding rows with these moments; the caller holds the lock."""
@@ -135,10 +138,10 @@ class RunningNorm(Accumulator):
             "squares": before["squares"] + squares + difference.square() * (before["count"] * share),
         }
 
-    def _assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _copy_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with lock:
             self._cached_fit = None
-            super()._assign(tensors)
+            super()._copy_from(tensors)
 
     def __call__(self, x: Any) -> torch.Tensor:
         """Return `normalize(x)`."""
@@ -146,28 +149,28 @@ class RunningNorm(Accumulator):
 
     def normalize(self, x: Any) -> torch.Tensor:
         """Return `x` […, *shape] centred and divided by the deviation, in its dtype; gradients flow through."""
-        x, fit, dtype = self._prepare(x)
-        return self._clip((x - fit.mean).sub_(fit.rounding_error).div_(fit.scale)).to(dtype)
+        x, fit, dtype = self._prepare_input(x)
+        return self._clip_values((x - fit.mean).sub_(fit.rounding_error).div_(fit.scale)).to(dtype)
 
     def scale(self, x: Any) -> torch.Tensor:
         """Return `x` divided by the deviation but not centred: for rewards and returns, whose sign matters."""
-        x, fit, dtype = self._prepare(x)
-        return self._clip(x / fit.scale).to(dtype)
+        x, fit, dtype = self._prepare_input(x)
+        return self._clip_values(x / fit.scale).to(dtype)
 
     def denormalize(self, x: Any) -> torch.Tensor:
         """Return the inverse of `normalize`, except for clipping."""
-        x, fit, dtype = self._prepare(x)
+        x, fit, dtype = self._prepare_input(x)
         return (x * fit.scale).add_(fit.rounding_error).add_(fit.mean).to(dtype)
 
-    def _prepare(self, x: Any) -> tuple[torch.Tensor, _Fit, torch.dtype]:
+    def _prepare_input(self, x: Any) -> tuple[torch.Tensor, _RoundedMoments, torch.dtype]:
         """Return `x` in the dtype of the arithmetic, the fit in that dtype, and the dtype of the result."""
-        x, _ = self._convert(x)
+        x, _ = self._convert_input(x)
         dtype = x.dtype if x.is_floating_point() else torch.float32
         # An integer may have more digits than float32 represents.
         compute_dtype = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
-        return x.to(compute_dtype), self._fit(compute_dtype), dtype
+        return x.to(compute_dtype), self._round_moments(compute_dtype), dtype
 
-    def _fit(self, dtype: torch.dtype) -> _Fit:
+    def _round_moments(self, dtype: torch.dtype) -> _RoundedMoments:
         """Return the mean and deviation of all rows in `dtype`, from a cache unless an update followed."""
         with lock:
             tensors, fit = self._tensors, self._cached_fit
@@ -177,14 +180,15 @@ class RunningNorm(Accumulator):
                 # The fit is computed outside inference mode, because training uses the cached fit too.
                 with torch.inference_mode(False):
                     mean = tensors["mean"].to(dtype, copy=True)
-                    scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
-                    self._cached_fit = fit = _Fit(count, mean, (tensors["mean"] - mean).to(dtype), scale.to(dtype))
+                    scale = torch.where(tensors["count"] > 0, (self._compute_variance(tensors) + self.eps).sqrt(), 1.0)
+                    rounding_error = (tensors["mean"] - mean).to(dtype)
+                    self._cached_fit = fit = _RoundedMoments(count, mean, rounding_error, scale.to(dtype))
             return fit
 
-    def _clip(self, x: torch.Tensor) -> torch.Tensor:
+    def _clip_values(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
-    def _convert(self, x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
+    def _convert_input(self, x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
         """Return `x` as a tensor of real numbers on the device, with its gradient, and its leading shape."""
         is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.dtype in DTYPES
         tensor = x if is_plain and x.device == self.device else as_tensor("x", x, self.device).to(self.device)
@@ -208,10 +212,10 @@ class RunningNorm(Accumulator):
     @property
     def var(self) -> torch.Tensor:
         """Variance of the population, float64 [shape]; 1 before the first row."""
-        return self._var(self.snapshot())
+        return self._compute_variance(self.snapshot())
 
     @staticmethod
-    def _var(moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _compute_variance(moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return torch.where(moments["count"] > 0, moments["squares"] / moments["count"].clamp(min=1), 1.0)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from itertools import accumulate
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -17,10 +17,13 @@ from relive.schema.autoreset import read_info_numbers
 from relive.schema.conversion import path_name
 from relive.schema.fields import Field, Path, Schema, caller_shape, parse_path
 from relive.schema.suggestions import NAME_PATTERN
-from relive.statistics.counting import counters, set_owner
+from relive.statistics.counting import claim_for_buffer, make_counters
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.storage.codec import JsonNode
+
+if TYPE_CHECKING:
+    from relive.kernels._native import Counters
 
 
 class _NormsByField(dict["str | Path", RunningNorm]):
@@ -47,7 +50,7 @@ class Observers:
         self.stats: EpisodeStats | None = stats
         self.norm: dict[str | Path, RunningNorm] = _NormsByField((norm or {}).items())
         self._num_envs, self._device = num_envs, device
-        self._field_leaves = {} if stats is None else _stats_leaves(stats, schema)
+        self._field_leaves = {} if stats is None else _find_stats_leaves(stats, schema)
         """Leaf number of each field that the statistics read, except rewards."""
         self._reward_leaves = () if stats is None else schema.leaf_indices["reward"]
         self._norms = _norms_by_leaf(self.norm, schema)
@@ -64,13 +67,13 @@ class Observers:
             self._info_names = tuple(
                 name for name in (*stats.metrics, *stats.reasons) if name not in self._field_leaves
             )
-            set_owner(stats, self)
-        for part in self._parts().values():
+            claim_for_buffer(stats, self)
+        for part in self._parts_by_name().values():
             part.to(device)
-        self.native = self._native_counters(schema) if observed_leaves else None
+        self.native = self._make_native_counters(schema) if observed_leaves else None
         """Native counters of the buffer's steps; None if torch ops are used."""
 
-    def _native_counters(self, schema: Schema) -> Any:
+    def _make_native_counters(self, schema: Schema) -> Counters | None:
         dtypes = [field.dtype for field in schema.fields]
         leaves = self._field_leaves | {name: len(dtypes) + i for i, name in enumerate(self._info_names)}
         episodes = None
@@ -78,8 +81,8 @@ class Observers:
             metrics, reasons = ([leaves[name] for name in names] for names in (self.stats.metrics, self.stats.reasons))
             episodes = self.stats, self._reward_leaves, metrics, reasons
         norms = [(norm, leaf) for leaf, norm in self._norms.items()]
-        native = counters(dtypes, self._num_envs or 1, self._flag_leaves, episodes, norms)
-        for part in self._parts().values() if native is not None else ():
+        native = make_counters(dtypes, self._num_envs or 1, self._flag_leaves, episodes, norms)
+        for part in self._parts_by_name().values() if native is not None else ():
             part._is_bound = True
         return native
 
@@ -99,7 +102,7 @@ class Observers:
         if self._info_names and self.native is not None:
             self.native.measure([measurements.get(name) for name in self._info_names])
 
-    def plan(
+    def make_update(
         self, block: Mapping[int, torch.Tensor], first_resets: torch.Tensor | None,
         measurements: Mapping[str, torch.Tensor], envs: torch.Tensor | None = None,
     ) -> tuple[Callable[[], None], torch.Tensor | None]:  # fmt: skip
@@ -117,8 +120,8 @@ class Observers:
             mask, first_resets = ~torch.stack(resets[:-1]), resets[-1]
         stats, changes = self.stats, []
         if stats is not None:
-            changes.append(stats._plan(*self._select_steps(stats, block, mask, measurements, envs)))
-        changes += [norm._plan(block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
+            changes.append(stats._make_update(*self._select_steps(stats, block, mask, measurements, envs)))
+        changes += [norm._make_update(block[leaf], mask) for leaf, norm in self._norms.items() if leaf in block]
 
         def change() -> None:
             for count in changes:
@@ -130,7 +133,7 @@ class Observers:
         self, stats: EpisodeStats, block: Mapping[int, torch.Tensor], mask: torch.Tensor | None,
         measurements: Mapping[str, torch.Tensor], envs: torch.Tensor | None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:  # fmt: skip
-        """Return the fields and the mask of a block for `EpisodeStats._plan`, with a column per environment."""
+        """Return the fields and the mask of a block for `EpisodeStats._make_update`, with a column per environment."""
         steps = {name: block[leaf] for name, leaf in self._field_leaves.items() if leaf in block}
         steps.update(measurements)
         steps |= {name: steps[name] != 0 for name in stats.reasons if name in steps}
@@ -154,21 +157,21 @@ class Observers:
 
     def state(self) -> State:
         """Return the tensors of the statistics and all norms."""
-        return State({}, State.of_parts({name: part.state() for name, part in self._parts().items()}).arrays)
+        return State({}, State.of_parts({name: part.state() for name, part in self._parts_by_name().items()}).arrays)
 
     def load_state(self, saved: SnapshotReader) -> None:
         """Continue counting from a saved state."""
-        for name, part in self._parts().items():
+        for name, part in self._parts_by_name().items():
             part.load_state(saved.part_without_values(name))
 
-    def _parts(self) -> dict[str, EpisodeStats | RunningNorm]:
+    def _parts_by_name(self) -> dict[str, EpisodeStats | RunningNorm]:
         """Return the statistics and norms by their names in a saved state."""
         stats: dict[str, EpisodeStats | RunningNorm] = {} if self.stats is None else {"stats": self.stats}
         return stats | {f"norm{i}": norm for i, norm in enumerate(self.norm.values())}
 
     def check(self) -> None:
         """Verify the statistics and norms, and that they are on the buffer's device."""
-        for part in self._parts().values():
+        for part in self._parts_by_name().values():
             verify(part.device == self._device, type(part).__name__, f"device {self._device}", part.device)
             part.check()
 
@@ -178,7 +181,7 @@ class Observers:
             self.stats.cut(env_ids)
 
 
-def saved_observers(config: JsonNode, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
+def read_saved_observers(config: JsonNode, saved: SnapshotReader, num_envs: int | None) -> dict[str, Any]:
     """Return the constructor arguments `stats` and `norm` of a saved buffer.
 
     Sizes are compared with the saved arrays first: an untrusted size must not allocate memory.
@@ -201,7 +204,7 @@ def saved_observers(config: JsonNode, saved: SnapshotReader, num_envs: int | Non
     return {"stats": EpisodeStats(num_envs, window, metrics, reasons), "norm": norms}
 
 
-def _stats_leaves(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
+def _find_stats_leaves(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
     """Return the leaf numbers of the flags, and of fields that are metrics or reasons."""
     if not isinstance(stats, EpisodeStats):
         raise SchemaError(explain("stats", "an EpisodeStats", repr(stats), "Pass rl.EpisodeStats(num_envs)."))

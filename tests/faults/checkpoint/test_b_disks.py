@@ -76,7 +76,7 @@ def test_the_old_checkpoint_loads_after_any_failing_operation(kind: str, code: i
 def leftovers(root: Path) -> set[str]:
     """Files of a folder that none of its checkpoints needs."""
     archive = Archive(root)
-    needed = {name for number in archive.numbers() for name in archive.manifest(number).files}
+    needed = {name for number in archive.checkpoint_numbers() for name in archive.read_manifest(number).file_sizes}
     found = (path for folder in ("tmp", "segments", "state") for path in (root / folder).glob("*"))
     return {str(path.relative_to(root)) for path in found} - needed
 

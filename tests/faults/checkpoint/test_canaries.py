@@ -48,7 +48,7 @@ _put = Archive.write_file
 
 def _collecting_put(self: Archive, *arguments: Any) -> Any:
     """Removes old checkpoints before the new one is there."""
-    for number in self.numbers():
+    for number in self.checkpoint_numbers():
         self.files.remove(f"manifests/{number:08}.json")
     self.files.sync_folder("manifests")
     return _put(self, *arguments)
@@ -57,7 +57,7 @@ def _collecting_put(self: Archive, *arguments: Any) -> Any:
 POWER: dict[str, Broken] = {
     "files are not synchronised": (FileOperations, "sync", _nothing),
     "folders are not synchronised": (FileOperations, "sync_folder", _nothing),
-    "the manifest before the data": (Archive, "commit", _commit),
+    "the manifest before the data": (Archive, "commit_manifest", _commit),
     "collected before committed": (Archive, "write_file", _collecting_put),
 }
 
@@ -84,7 +84,7 @@ def test_the_interrupt_check_goes_red_on_files_written_in_place_and_left_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Archive, "_write_atomically", _written_in_place)
-    monkeypatch.setattr(Archive, "_discard", _nothing)
+    monkeypatch.setattr(Archive, "_discard_uncommitted_files", _nothing)
     with pytest.raises((AssertionError, rl.CheckpointError)):
         a.interrupt_saves(tmp_path, 20, 0)
 

@@ -102,5 +102,5 @@ def test_a_linked_manifest_is_not_removed(tmp_path: Path) -> None:
     put(tmp_path / "outside.json")
     (tmp_path / "root" / "manifests" / "00000002.json").symlink_to(tmp_path / "outside.json")
     buffer.save(tmp_path / "root", keep=1)
-    assert Archive(tmp_path / "root").numbers() == [2, 3]
+    assert Archive(tmp_path / "root").checkpoint_numbers() == [2, 3]
     assert (tmp_path / "outside.json").exists()

@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
 
         A failing disk may hide a continuation; then the save `may_start` a new lineage.
         """
-        lineage = Archive(self.root).manifest(number).lineage
+        lineage = Archive(self.root).read_manifest(number).lineage
         expected = self.lineages.get(self.base)
         if any(n > self.base and self.lineages[n] == expected for n in self.saved):
             expected = None
