@@ -41,7 +41,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 def rollouts(draw: st.DrawFn, *, most_steps: int = 12, most_envs: int = 20) -> Rollout:
     """Draw a rollout of shape [T], [T, N] or [T, N, A].
 
-    Episodes end at random (terminated, truncated or both). An end may be followed by a masked reset row, as under
+    Episodes end at random (terminated, truncated or both). An end may be followed by a masked dummy step, as under
     NEXT_STEP.
     """
     steps = draw(st.integers(1, most_steps))
@@ -66,7 +66,7 @@ def rollouts(draw: st.DrawFn, *, most_steps: int = 12, most_envs: int = 20) -> R
 
 
 def _reset_rows(ended: Tensor) -> Tensor:
-    """Return a mask that is False in the row after an end; a reset row itself is no end."""
+    """Return a mask that is False in the row after an end; a dummy step itself is no end."""
     mask = torch.ones_like(ended)
     for t in range(1, len(ended)):
         mask[t] = ~(ended[t - 1] & mask[t - 1])

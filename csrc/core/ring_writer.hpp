@@ -125,11 +125,11 @@ public:
             const int64_t env = env_at(i % envs_), before = i - envs_;
             const bool start = i >= envs_ && reset[before];
             reset[i] = ring.next_step && (i < envs_ ? ring.resetting[env] : !start && ended(before));
-            // A reset row needs no check, because its observation was checked with the previous step.
+            // A dummy step needs no check, because its observation was checked with the previous step.
             if (reset[i]) continue;
             const bool continues = i < envs_ ? ring.open[env] && starts_with(ring.at(ring.head[env], env), i)
                                              : !start && !ended(before) && continues_block(i);
-            // A step after a reset row starts with the observation of this row, but its frame stack starts anew.
+            // A step after a dummy step starts with the observation of this row, but its frame stack starts anew.
             continues_[i] = continues || (start && continues_block(i));
             int64_t bad = continues ? -1 : find_unpadded(i);
             if (bad < 0) bad = find_unstackable(i);
@@ -246,7 +246,7 @@ struct Continuity {
     // Whether unannounced cuts count as restarts: in episode statistics they merge two episodes.
     bool watches_cuts = false;
 
-    // Count a step that should start with the pending observation: a reset row, or a step within an episode.
+    // Count a step that should start with the pending observation: a dummy step, or a step within an episode.
     void count_start(bool continues, bool is_reset_row) {
         followed += !is_reset_row;
         cut += !is_reset_row && !continues;

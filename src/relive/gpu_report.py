@@ -527,7 +527,7 @@ def time_replay(target: CheckedDevice) -> Calls:
 
 @make_timed_section
 def time_images(target: CheckedDevice) -> Calls:
-    """Time stacks of four 84 × 84 frames, stored as single frames and as whole stacks."""
+    """Measure `add` and `sample` of four stacked 84 × 84 frames, stored as single frames and as whole stacks."""
     envs = target.sizes.image_envs
     flags = {name: torch.zeros(envs, dtype=torch.bool, device=target.device) for name in ("terminated", "truncated")}
     rest = {"action": torch.zeros(envs, dtype=torch.int64, device=target.device), **flags}

@@ -251,3 +251,17 @@ def test_an_empty_buffer_that_was_loaded_is_saved_again_where_it_was(tmp_path: P
     again.add(np.zeros((2, 1)), np.zeros(2), np.zeros(2), flags, flags, np.ones((2, 1)))
     assert again.save(tmp_path) == 2
     assert len(rl.load(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": 5}, "kind: expected a class of buffers, got 5"),
+        ({"number": [1]}, "number: expected"),
+        ({"number": 0}, "number: expected"),
+    ],
+)
+def test_arguments_of_load_are_checked(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    KINDS["uniform"].make().save(tmp_path)
+    with pytest.raises(rl.SchemaError, match=message):
+        rl.load(tmp_path, **arguments)

@@ -47,7 +47,7 @@ def step_replay(replay: rl.ReplayBuffer, n: int) -> None:
     )  # fmt: skip
     # Jumps without cut() are intended here: their warning is dropped.
     replay.storage.warning = None
-    # After clear() there may be only a reset row.
+    # After clear() there may be only a dummy step.
     if n % 7 == 6 and isinstance(replay.sampler, rl.Prioritized) and len(replay):
         batch = replay.sample(4)
         replay.update_priority(batch["index"], batch["reward"].abs())

@@ -388,7 +388,7 @@ def arrays(replay: rl.ReplayBuffer) -> list[torch.Tensor]:
 LAYOUTS = {
     "shared": {},
     "stored": {"next_obs": "stored"},
-    "reset rows": {"autoreset": "NEXT_STEP"},
+    "dummy steps": {"autoreset": "NEXT_STEP"},
     "prioritized": {"sampler": rl.Prioritized()},
 }
 

@@ -1,4 +1,4 @@
-"""Rows that end or start an episode, reset rows, and final observations of truncated steps."""
+"""Rows that end or start an episode, dummy steps, and final observations of truncated steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a rollout to group-relative minibatches: reset rows never count, later episodes only on request."""
+"""From a rollout to group-relative minibatches: dummy steps never count, later episodes only on request."""
 
 from __future__ import annotations
 

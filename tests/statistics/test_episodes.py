@@ -158,7 +158,7 @@ class TestCounting:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, int, list[list[dict[str, Any] | None]]]:
-    """Draw a number of environments, a window, and a row per environment and step; None is a reset row."""
+    """Draw a number of environments, a window, and a row per environment and step; None is a dummy step."""
     num_envs, window = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     row = st.fixed_dictionaries(
         {
@@ -175,7 +175,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, list[list[dict[str, Any] | Non
 
 def tell(stats: rl.EpisodeStats, rows: list[dict[str, Any] | None]) -> None:
     def column(name: str) -> np.ndarray:
-        # The values of a reset row are arbitrary, because reset rows are not counted.
+        # The values of a dummy step are arbitrary, because dummy steps are not counted.
         return np.array([True if row is None else row[name] for row in rows])
 
     reasons = {name: np.array([row is None or name in row["reasons"] for row in rows]) for name in ("fall", "success")}

@@ -261,7 +261,7 @@ class TestBuffers:
             step, next_obs = step_and_reset(envs, act(obs))
             buffer.add_step(obs, act(obs), step)
             obs = next_obs
-        # Under NEXT_STEP three of the twelve rows of each environment are reset rows.
+        # Under NEXT_STEP three of the twelve rows of each environment are dummy steps.
         count = 9 if mode is AutoresetMode.NEXT_STEP else 12
         happened = [found for env, script in enumerate(SCRIPTS) for found in transitions(env, script, count)]
         assert_moments(norms["obs"], np.array([found.obs for found in happened], np.float64))

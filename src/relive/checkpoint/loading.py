@@ -29,7 +29,7 @@ from relive.errors import (
     SchemaError,
     explain,
 )  # fmt: skip
-from relive.schema.checks import check_device_available
+from relive.schema.checks import check_device_available, check_positive_int
 from relive.schema.conversion import as_indexable
 from relive.storage import Memory
 from relive.storage.allocator import request_large_pages
@@ -86,6 +86,10 @@ def load(
             `Prioritized` apply to the stored priorities.
         files: class that reads files; for tests that simulate failing disks.
     """
+    if kind is not None and not isinstance(kind, type):
+        raise SchemaError(explain("kind", "a class of buffers", repr(kind), "Pass rl.ReplayBuffer, or leave it out."))
+    if number is not None:
+        number = check_positive_int("number", number)
     return load_folder(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
 
 

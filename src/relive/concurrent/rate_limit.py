@@ -30,7 +30,7 @@ class RateLimit:
     waits. The limit counts rows, not calls: `sample(256)` counts as 256 samples.
 
     Threads share one RateLimit. Each process makes its own, with the same settings, around the same buffer in shared
-    memory. The counts include all rows that a RateLimit has admitted since the buffer was made, also reset rows.
+    memory. The counts include all rows that a RateLimit has admitted since the buffer was made, also dummy steps.
 
     A learner calls `close()` when it stops: every waiting and later call, in any process, raises a ClosedError. A
     learner that is killed closes nothing: pass `timeout` if that may happen.

@@ -40,7 +40,7 @@ def group_advantage(
         gamma: discount γ in [0, 1].
         first_episode_only: whether each environment counts only up to its first end.
         eps: added to the deviation, so that groups of equal returns give 0.
-        mask: bool, like done; rows where it is False are not transitions (reset rows): they are not read, and are 0 in
+        mask: bool, like done; rows where it is False are not transitions (dummy steps): they are not read, and are 0 in
             every result.
     """
     gamma, eps = check_fraction("gamma", gamma), check_number("eps", eps)

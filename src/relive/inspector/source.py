@@ -130,7 +130,7 @@ def _make_replay_source(replay: ReplayBuffer) -> ReportSource:
     def episodes() -> EpisodeSpans:
         start, stop = _find_episode_bounds(is_first)
         last, env = stop - 1, ids[start] % envs
-        # All environments step together. A reset row takes a step of time; a final observation does not.
+        # All environments step together. A dummy step takes a step of time; a final observation does not.
         age = ages[last]
         if replay.autoreset is not AutoresetMode.NEXT_STEP:
             age = (ids % envs).bincount(minlength=envs).cumsum(0)[env] - stop

@@ -83,16 +83,16 @@ class TorchSequenceIndex:
 
 
 def find_reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-    """Return the mask of reset rows [T + 1, N]: each row after a row that ended an episode and was no reset row.
+    """Return the mask of dummy steps [T + 1, N]: each row after a row that ended an episode and was no dummy step.
 
-    `ended` [T, N] is the mask of rows that ended an episode, and `resetting` [N] the mask of reset rows in the first
+    `ended` [T, N] is the mask of rows that ended an episode, and `resetting` [N] the mask of dummy steps in the first
     row.
     """
     follows_end = torch.cat([resetting.unsqueeze(0), ended])
     # This shortcut is taken on the CPU only: on other devices it would synchronise.
     if follows_end.is_cpu and not (follows_end[:-1] & ended).any():
         return follows_end
-    # A reset row may be flagged as ended too, so in a run of consecutive ends only every second row is a reset row.
+    # A dummy step may be flagged as ended too, so in a run of consecutive ends only every second row is a dummy step.
     row = torch.arange(len(follows_end), device=follows_end.device).unsqueeze(1)
     return follows_end & ((row - torch.where(follows_end, -1, row).cummax(0).values) % 2 == 1)
 
@@ -131,7 +131,7 @@ def _find_sequences_in_torch(flags: StepFlags, spec: SequenceSpec) -> TorchSeque
     number_in_run = torch.arange(len(run), device=ended.device) - (num_sequences.cumsum(0) - num_sequences)[run]
     start = run_start[run] + number_in_run * spec.stride
     count = torch.minimum(length[run], stop[run] - start)
-    # The rows that a mask excludes are reset rows, and an episode starts after each reset row.
+    # The rows that a mask excludes are dummy steps, and an episode starts after each dummy step.
     precedes_start = ended[:-1] if mask is None else ~mask[:-1]
     is_first = torch.cat([flags.starts_episode.unsqueeze(0), precedes_start])
     return TorchSequenceIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)

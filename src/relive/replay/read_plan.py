@@ -116,7 +116,7 @@ class ReadPlan:
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """The paths of a batch, in the order that every backend uses."""
+        """Paths of the fields of a batch, in the order in which every backend returns them."""
         discount = (DISCOUNT,) if self.n else ()
         masks = tuple(group.mask for group in self.groups if group.mask is not None)
         step_masks = (TRAIN, IS_FIRST) if self.layout is ReadLayout.PACKED else ()

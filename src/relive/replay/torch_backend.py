@@ -253,7 +253,7 @@ class UniformIndex:
         for step in steps:
             ends = self._ends if step.envs is None else self._ends[step.envs]
             self._entries.index_copy_(1, ends % size, torch.cat([step.slots, step.ids[:1]]))
-            # The index entry of a reset row is not counted, so the entry of the next row overwrites it.
+            # The index entry of a dummy step is not counted, so the entry of the next row overwrites it.
             num_added = num_envs if step.is_reset is None else (~step.is_reset).long() * num_envs
             if step.envs is None:
                 self._ends += num_added
@@ -461,14 +461,14 @@ class TorchWriter:
         rows = self._rows
         for i, (column, leaf) in enumerate(zip(rows.leaves, leaves, strict=True)):
             flat, bits = as_indexable(column.flatten(0, 1)), as_indexable(self._select_stored_frame(i, leaf))
-            # The observation of a reset row was stored with the previous step, so it is kept.
+            # The observation of a dummy step was stored with the previous step, so it is kept.
             if reset is not None and i in rows.obs_leaves:
                 bits = torch.where(add_axes(is_start, bits), bits, flat.index_select(0, slots))
             self._add_change(flat.index_copy_, 0, slots, bits)
         if reset is None:
             self._add_change(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
-            # Reset rows get the kind FINAL, which is TRANSITION + 1, so the flag is added to TRANSITION.
+            # Dummy steps get the kind FINAL, which is TRANSITION + 1, so the flag is added to TRANSITION.
             self._add_change(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)
             # A pending row that starts an episode keeps its flag `first` when the step overwrites it.
             is_start |= self._first.index_select(0, slots)

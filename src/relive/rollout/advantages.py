@@ -163,7 +163,7 @@ class RewardWarnings:
         """Numbers of steps after an end, of other steps, and of other steps with a nonzero reward."""
 
     def check_rewards(self, num_steps: int) -> None:
-        """Warn if rewards of the first `num_steps` steps are infinite, or look as if reset rows were among them."""
+        """Warn if rewards of the first `num_steps` steps are infinite, or look as if dummy steps were among them."""
         if not (self._warns_of_infinity or self._warns_of_autoreset):
             return
         leaves = (self._storage.tensors[i][:num_steps] for i in self._storage.schema.leaf_indices["reward"])

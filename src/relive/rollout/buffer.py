@@ -68,13 +68,13 @@ class RolloutBuffer(StateDictMixin):
         action: one environment's action, declared likewise.
         reward: one environment's reward, declared likewise; one number by default.
         value: the critic's value of one observation, declared likewise; one number by default.
-        extra: additional fields by name (action masks, privileged observations, …). A `log_prob` declared here replaces
+        extra: additional fields by name (recurrent states, an expert's action, …). A `log_prob` declared here replaces
             the default, which has the shape of the reward.
         autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
         device: where the rollout is stored: a torch device, or a `Memory`.
         stats: episode statistics, updated with every transition. Its metrics and reasons are read from the fields with
             these names, or from the info passed to `add_step`.
-        norm: running norms by field, or by path to a leaf, updated with every transition; reset rows are ignored.
+        norm: running norms by field, or by path to a leaf, updated with every transition; dummy steps are ignored.
         seed: seed of the shuffling; by default a seed from the system.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
@@ -250,7 +250,7 @@ class RolloutBuffer(StateDictMixin):
         """Remove the stored steps and attached tensors; pending resets of the environments are kept.
 
         Statistics are not cleared: running episodes continue in the next rollout.
-        Pass `restarted=True` after `env.reset()` of all environments: no reset row follows, and running episodes are
+        Pass `restarted=True` after `env.reset()` of all environments: no dummy step follows, and running episodes are
         dropped from the statistics.
         """
         with self._lock:
@@ -515,7 +515,7 @@ class RolloutBuffer(StateDictMixin):
                 part.check()
 
     def __len__(self) -> int:
-        """Number of stored transitions, without reset rows."""
+        """Number of stored transitions, without dummy steps."""
         with self._lock:
             steps = self._storage.num_stored
             mask = self._flags.transition_mask(steps)

@@ -398,9 +398,9 @@ def _reentry_error() -> SchemaError:
 
 
 class EpisodeFlags:
-    """Episodes in the rows of a rollout: ends, starts and reset rows, and the observers that count the steps.
+    """Episodes in the rows of a rollout: ends, starts and dummy steps, and the observers that count the steps.
 
-    Under NEXT_STEP the row after an end is a reset row: it holds the final observation and is no transition.
+    Under NEXT_STEP the row after an end is a dummy step: it holds the final observation and is no transition.
     """
 
     def __init__(self, storage: Storage, autoreset: AutoresetMode | None, observers: Observers) -> None:
@@ -410,16 +410,16 @@ class EpisodeFlags:
         self.has_reset_rows = autoreset is AutoresetMode.NEXT_STEP
         """Whether the autoreset mode is NEXT_STEP."""
         self.first_resets = torch.zeros(storage.num_envs, dtype=torch.bool, device=storage.device)
-        """Environments whose first row of the rollout is a reset row [N]."""
+        """Environments whose first row of the rollout is a dummy step [N]."""
         self.first_starts = torch.ones_like(self.first_resets)
         """Environments whose first transition of the rollout starts an episode [N]."""
         self._observed_columns: dict[tuple[bool, bool], tuple[torch.Tensor | None, ...]] = {}
         """Tensors that observers count, by whether the steps lack a value, and a log_prob."""
         self._next_resets = self.first_resets.clone().unsqueeze(0)
-        """Environments whose next row is a reset row [1, N]; kept up to date only for observers."""
+        """Environments whose next row is a dummy step [1, N]; kept up to date only for observers."""
 
     def next_row_masks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the masks [N] of environments whose next row starts an episode, and whose next row is a reset row."""
+        """Return the masks [N] of environments whose next row starts an episode, and whose next row is a dummy step."""
         steps = self._storage.num_stored
         if not steps:
             return self.first_starts.clone(), self.first_resets.clone()
@@ -429,7 +429,7 @@ class EpisodeFlags:
         return resets[-2].clone(), resets[-1].clone()
 
     def begin_rollout(self, first_starts: torch.Tensor, first_resets: torch.Tensor) -> None:
-        """Begin a rollout with masks [N] of environments whose first row starts an episode, or is a reset row."""
+        """Begin a rollout with masks [N] of environments whose first row starts an episode, or is a dummy step."""
         self.first_starts.copy_(first_starts)
         self.first_resets.copy_(first_resets)
         self._next_resets = first_resets.clone().unsqueeze(0)
@@ -439,11 +439,11 @@ class EpisodeFlags:
         return self.terminated[rows] | self.truncated[rows]
 
     def reset_mask(self, num_steps: int) -> torch.Tensor:
-        """Return the mask of reset rows among the first rows [T, N], under NEXT_STEP."""
+        """Return the mask of dummy steps among the first rows [T, N], under NEXT_STEP."""
         return find_reset_rows(self.first_resets, self.end_mask(slice(0, num_steps - 1)))
 
     def start_mask(self, num_steps: int) -> torch.Tensor:
-        """Return the mask of the first rows [T, N] that start an episode; undefined at reset rows."""
+        """Return the mask of the first rows [T, N] that start an episode; undefined at dummy steps."""
         next_starts = self.reset_mask(num_steps)[:-1] if self.has_reset_rows else self.end_mask(slice(0, num_steps - 1))
         return torch.cat([self.first_starts.unsqueeze(0), next_starts])
 
@@ -503,12 +503,12 @@ class EpisodeFlags:
         return tuple(leaf if i in columns and path[0] not in omitted else None for i, (path, leaf) in leaves)
 
     def update_next_resets(self) -> None:
-        """Update the next reset rows after a collector wrote the rows."""
+        """Update the next dummy steps after a collector wrote the rows."""
         if self.has_reset_rows:
             self._next_resets = self.reset_mask(self._storage.num_stored + 1)[-1:].clone()
 
     def state(self) -> State:
-        """Return the masks of the first row, and the next reset rows."""
+        """Return the masks of the first row, and the next dummy steps."""
         return State({}, {"resetting": self.first_resets, "starting": self.first_starts, "coming": self._next_resets})
 
     def load_state(self, saved: SnapshotReader) -> None:
@@ -518,7 +518,7 @@ class EpisodeFlags:
         self._next_resets = next_resets.to(self._storage.device, copy=True)
 
     def check(self) -> None:
-        """Verify every flag, and that the next reset rows follow from the stored flags."""
+        """Verify every flag, and that the next dummy steps follow from the stored flags."""
         storage, steps = self._storage, self._storage.num_stored
         first_masks = {"resetting": self.first_resets, "starting": self.first_starts}
         for name, flags in first_masks.items():

@@ -100,7 +100,7 @@ class EpisodeStats(counting.Accumulator):
     ) -> None:  # fmt: skip
         """Count one step of every environment; every value is [N].
 
-        Environments where `mask` is False (reset rows) are ignored. A missing metric counts as 0. `reasons` is a flag
+        Environments where `mask` is False (dummy steps) are ignored. A missing metric counts as 0. `reasons` is a flag
         [N] per name, or a name or None per environment; it is read where an episode ends. An episode that is both
         terminated and truncated counts as terminated.
         """

@@ -37,7 +37,7 @@ class _NormsByField(dict["str | Path", RunningNorm]):
 
 
 class Observers:
-    """Episode statistics and norms of one buffer, on its device; reset rows are not counted."""
+    """Episode statistics and norms of one buffer, on its device; dummy steps are not counted."""
 
     def __init__(
         self, stats: EpisodeStats | None, norm: Norms | None, schema: Schema, num_envs: int | None,
@@ -109,7 +109,7 @@ class Observers:
         """Return a function that counts a block of steps with torch ops, and a mask of environments that reset next.
 
         `block` has the columns [T, K, …] of the environments `envs`, or of all environments, by leaf number; fields
-        that the steps omit are missing. `first_resets` [K] is a mask of environments whose first row is a reset row.
+        that the steps omit are missing. `first_resets` [K] is a mask of environments whose first row is a dummy step.
         Only a block of one step has measurements. The caller holds `counting.lock` until it has called the function,
         which is idempotent.
         """

@@ -78,7 +78,7 @@ class Story:
         return (7 * t + 3 * e) % 11 == 10 and not self.is_reset(t, e)
 
     def is_reset(self, t: int, e: int) -> bool:
-        """Whether step t is a reset row (NEXT_STEP), after an end in the same process."""
+        """Whether step t is a dummy step (NEXT_STEP), after an end in the same process."""
         return self.layout.next_step and t not in self.begins and (7 * (t - 1) + 3 * e) % 11 == 10
 
     def start(self, t: int, e: int) -> int:

@@ -5,7 +5,7 @@ Each draw takes three steps, after which all transitions are equally likely:
 1. Select a group of environments in proportion to its total, which writes maintain.
 2. Select an environment of the group in proportion to its number of transitions.
 3. Try random rows of this environment until one is a transition. Few attempts are needed: between two transitions lie
-   at most a reset row and the final row of a cut, so about one row in three is a transition, or more.
+   at most a dummy step and the final row of a cut, so about one row in three is a transition, or more.
 """
 
 from __future__ import annotations
