@@ -108,7 +108,8 @@ inline void copy_block(char* out, const char* in, int64_t bytes) noexcept {
     std::memcpy(out, in, bytes);
 }
 
-// Copy a row of 16 to a few hundred bytes in 16-byte words, the last one overlapping. A call of memcpy costs more.
+// Copy a row in words of 16 bytes; the last word overlaps the one before. For rows of 16 to a few hundred bytes this is
+// faster than one call of memcpy.
 inline void copy_row(char* out, const char* in, int64_t bytes) noexcept {
     for (int64_t i = 0; i + 16 <= bytes; i += 16) std::memcpy(out + i, in + i, 16);
     std::memcpy(out + bytes - 16, in + bytes - 16, 16);

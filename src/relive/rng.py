@@ -74,7 +74,7 @@ class Randomness:
             raise names.error(f"generator states ({error})") from None
 
     def snapshot(self) -> Any:
-        """Return the position in the stream, for `restore`."""
+        """Return the states of the random generators, for `restore`."""
         return self._read_generator_states()
 
     def restore(self, snapshot: Any) -> None:

@@ -409,8 +409,9 @@ class ReplayBuffer(StateDictMixin):
     ) -> lazy.TensorDict:  # fmt: skip
         """Return a batch of `batch_size` rows, chosen by the sampler and read by `view`; "index" holds their ids.
 
-        The batch is a copy. If `out` is passed, it is filled and returned instead of new tensors (its first rows if an
-        epoch ends with fewer). `device` moves the batch, asynchronously if the memory allows it.
+        The batch is a copy. If `out` is passed, it is filled and returned instead of new tensors. If an epoch has fewer
+        rows left than `out`, the first rows of `out` are filled and returned. `device` moves the batch,
+        asynchronously if the memory allows it.
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)

@@ -111,9 +111,9 @@ def count_step_continuity(
     rows: RowStorage, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
 ) -> StepContinuityStats:  # fmt: skip
-    """Count the continuity of a step of the environments `env` [K], on the CPU, before the step is written.
+    """Count whether a step of the environments `env` [K] starts where the previous one led, before it is written.
 
-    `head`, `is_open` and `resetting` [K] are the ring state of these environments.
+    `head`, `is_open` and `resetting` [K] are the ring state of these environments, on the CPU.
     """
     ring = rows.ring
     if rows.stores_next_obs:

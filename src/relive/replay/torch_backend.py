@@ -328,8 +328,8 @@ class TorchWriter:
     """Writes one step, or a block of steps in time order, of all environments or of `envs`: all or nothing.
 
     A signal may interrupt `write` anywhere. Calling it again completes the write, because each step is computed from
-    the stored rows before anything is assigned. With `counts`, `counted` holds the continuity of the steps; counting
-    synchronises.
+    the stored rows before anything is assigned. With `counts`, `counted` holds the number of steps that do not start
+    where the previous step led, and of similar faults; counting them synchronises.
     """
 
     def __init__(
@@ -444,7 +444,11 @@ class TorchWriter:
         return continues if reset is None else continues | (self._open & reset)
 
     def _retire_oldest_rows(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Remove the oldest transitions to make room; returns the slots of rows kept as history, and the new counts."""
+        """Remove the oldest transitions to make room.
+
+        Return the slots of the rows that stay readable for frame stacks and windows (None if no row does), and the
+        number of transitions per environment afterwards.
+        """
         ring = self._ring
         keeps_history = ring.slots > ring.num_sampleable
         expiring_slots = ((ids - ring.num_sampleable * ring.num_envs) % ring.size if keeps_history else slots).view(-1)

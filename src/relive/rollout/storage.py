@@ -398,7 +398,9 @@ def _reentry_error() -> SchemaError:
 
 
 class EpisodeFlags:
-    """Episodes in the rows of a rollout: ends, starts and dummy steps, and the observers that count the steps.
+    """Masks of the rows of a rollout that end or start an episode or are dummy steps.
+
+    Also passes new rows to the `Observers`, which update statistics and norms.
 
     Under NEXT_STEP the row after an end is a dummy step: it holds the final observation and is no transition.
     """
@@ -466,7 +468,7 @@ class EpisodeFlags:
         self, first_row: int, num_rows: int, lacks_optional: tuple[bool, bool], measurements: Mapping[str, Any],
         commit: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Count `num_rows` rows from `first_row` on in the observers; call `commit`, which makes the rows stored steps.
+        """Count `num_rows` rows from `first_row` on in the observers, and call `commit`, which makes them stored steps.
 
         An exception before `commit` leaves everything unchanged. `commit` may be called twice and must be idempotent.
         """

@@ -41,7 +41,7 @@ class SharedAddress:
         )
 
     def open_allocator(self, owner: Any) -> SharedAllocator:
-        """Return an allocator for a buffer in this process; raise if its settings differ."""
+        """Return an allocator for a buffer of this process; raise if the shared buffer was made with other settings."""
         _require_platform_support()
         allocator = SharedAllocator(self)
         if not torch.equal(allocator.allocate("settings", (_DIGEST_BYTES,), torch.uint8), _checksum_settings(owner)):

@@ -11,7 +11,7 @@ __all__ = ["BPTTSequenceType"]
 
 
 class BPTTSequenceType(Enum):
-    """Start points of sequences of `max_seq_len` steps; a shorter rest at an episode's end is dropped."""
+    """Ways to cut an episode into sequences of `max_seq_len` steps; a shorter remainder at its end is dropped."""
 
     CHUNKED = "chunked"
     """Each sequence starts where the previous one ends."""

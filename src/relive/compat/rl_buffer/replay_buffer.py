@@ -119,7 +119,7 @@ class TransitionBuffer(PicklableBuffer, SizedBuffer):
             core.add(*step)
 
     def _convert_step(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> list[Any]:
-        """Convert one step for the core. `truncated` and `next_obs` may be swapped."""
+        """Convert one step for the core. A caller may pass `truncated` and `next_obs` in either order."""
         if self._is_swapped(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
         values = (obs, action, reward, as_bools(done), as_bools(truncated), next_obs)

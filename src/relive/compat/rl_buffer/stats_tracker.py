@@ -104,7 +104,7 @@ class StatsTracker:
         return {f"{self.category}/done_{reason}_rate": count / len(episodes) for reason, count in counts.items()}
 
     def get_raw_values(self) -> dict[str, np.ndarray]:
-        """Return every metric of every episode `[E]`, per episode and per step; {} without episodes."""
+        """Return two arrays `[E]` per metric, its sum over each episode and its mean per step; {} without episodes."""
         if not self.ep_info_buffer:
             return {}
         episodes = self.ep_info_buffer

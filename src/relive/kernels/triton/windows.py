@@ -110,7 +110,8 @@ class Windows(NamedTuple):
 
 def find_windows(rings: Rings, flat_slots: torch.Tensor, before: int, after: int, cross: bool, out: Windows) -> None:
     """Find the windows of slots [B], at most `MAX_STEPS` steps each."""
-    # When windows cross episodes, up to two final rows separate two steps, so three rows are loaded per step.
+    # When windows cross episodes, up to two rows with final observations lie between two steps, so three
+    # rows are loaded per step.
     num_rows_before, num_rows_after = (steps * (3 if cross else 1) for steps in (before, after))
     tiles = {
         "BACK": triton.next_power_of_2(num_rows_before) if before else 0,

@@ -265,14 +265,14 @@ def _choose_tiles(layouts: Sequence[LeafLayout], per_program: int) -> tuple[Leaf
     max_words = MAX_COLUMNS if INTERPRETED else min(1024 // per_program, 512)
     tiles = []
     for width, _, k, inner, _ in layouts:
-        # FrameLayout that are stacked along the last axis are interleaved, so their tiles are half as wide.
+        # Frames that are stacked along the last axis are interleaved, so their tiles are half as wide.
         is_interleaved = k > 1 and inner == 1
         tiles.append(min(triton.next_power_of_2(max(width, 1)), max_words // 2 if is_interleaved else max_words))
     return tuple((layout[0], tile, *layout[2:]) for layout, tile in zip(layouts, tiles, strict=True))
 
 
 def _use_int64_words(leaf: Leaf) -> Leaf:
-    """View a leaf of wide rows as words of eight bytes, if its rows and their pieces are divisible by eight."""
+    """View a leaf of wide rows as words of eight bytes, if each row and each stacked frame has a multiple of eight."""
     width, _, k, inner, zero = leaf.layout
     size = leaf.words.element_size()
     if width * k <= MAX_NARROW or width * size % 8 or (k > 1 and inner * size % 8):

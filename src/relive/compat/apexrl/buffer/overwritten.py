@@ -44,9 +44,10 @@ class OverwrittenObs:
 
 
 class ReusedObs:
-    """Finds the first step of a rollout buffer whose `obs` has the address of the previous `obs`, but other values.
+    """Detects environments that write every observation into the same memory.
 
-    The environment writes its observations into the same memory, so `add` may have stored the next observation.
+    Their `obs` has the address of the previous `obs` but other values, so `add` may have stored the next observation.
+    Only the first such step of a buffer is reported.
     """
 
     def __init__(self) -> None:
