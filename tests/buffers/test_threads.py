@@ -109,6 +109,8 @@ STEP: dict[str, Any] = {
     "truncated": np.array([True, False]),
 }
 GYM = (np.ones((2, 3), np.float32), np.ones(2), FLAG, FLAG, {})
+CONTINUING = (STEP["obs"].copy(), *GYM[1:])
+"""A step whose next observation is the `obs` of STEP: a rollout warns of steps that start elsewhere after `clear`."""
 INDEX = np.array([0, 1])
 FOLDER = tempfile.TemporaryDirectory()
 atexit.register(FOLDER.cleanup)
@@ -158,7 +160,7 @@ ROLLOUT: Calls = {
     "state_dict": lambda b: b.state_dict(),
     "load_state_dict": lambda b: b.load_state_dict(b.state_dict()),
     "add": lambda b: b.add(**STEP, value=np.zeros(2), final_obs=np.ones((2, 3))),
-    "add_step": lambda b: b.add_step(STEP["obs"], STEP["action"], GYM, value=np.zeros(2)),
+    "add_step": lambda b: b.add_step(STEP["obs"], STEP["action"], CONTINUING, value=np.zeros(2)),
     "stage": lambda b: b.stage(action=STEP["action"]),
     "lend": lambda b: b.lend(),
     "nbytes": lambda b: b.nbytes,

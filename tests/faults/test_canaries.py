@@ -49,7 +49,7 @@ class DifferenceTree:
             self._total += type(self._total)(value - self._leaves[leaf])
             self._leaves[leaf] = value
 
-    def total(self) -> float:
+    def total_priority(self) -> float:
         return float(self._total)
 
 
@@ -247,7 +247,7 @@ _commit = RolloutStorage.commit_row
 _write_segments = saving._write_segments
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
-    "cuts that are forgotten": ("shared uniform", NativeBackend, "cut", forgets_cuts),
+    "cuts that are forgotten": ("shared uniform", NativeBackend, "end_episodes", forgets_cuts),
     "ids of rows that are gone": ("shared prioritized", NativeBackend, "locate", returns_overwritten_rows),
     "an epoch for every batch": ("shared epochs", rl.WithoutReplacement, "sample", begins_epochs_anew),
     "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
