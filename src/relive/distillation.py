@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from relive import lazy
-from relive.checkpoint.snapshot import Rows, SnapshotReader, State, register_buffer
+from relive.checkpoint.snapshot import Rows, State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
@@ -53,7 +53,7 @@ from relive.schema.fields import (
 from relive.schema.invariants import verify_elements, verify_layout
 from relive.schema.suggestions import suggests_keywords, suggests_methods
 from relive.storage import Memory
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 
 _MAX_ROUNDS = 1 << 24
 _RESERVED_NAMES = ("obs", "action", "index", "round", "self")

@@ -11,8 +11,7 @@ import torch
 from relive.errors import SchemaError, explain, verify
 
 if TYPE_CHECKING:
-    from relive.checkpoint.snapshot import SnapshotReader
-    from relive.storage.codec import JsonNode
+    from relive.storage.codec import JsonNode, SnapshotReader
 
 _MAX_STATE_BYTES = 1 << 20
 """Maximum bytes of a saved state."""

@@ -13,7 +13,6 @@ from relive.schema.conversion import as_indexable
 from relive.storage.codec import (
     ArrayInfo,
     Arrays,
-    SnapshotReader,  # noqa: F401 (imported from here, beside State and Rows)
     describe_array,
     tensor_bytes,
 )

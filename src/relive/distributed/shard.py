@@ -12,7 +12,7 @@ import torch
 
 from relive.checkpoint.loading import load_folder
 from relive.checkpoint.saving import save
-from relive.checkpoint.snapshot import MAX_NOTE_BYTES, SnapshotReader
+from relive.checkpoint.snapshot import MAX_NOTE_BYTES
 from relive.distributed.protocol import (
     ROWS_PER_LIFE,
     MemoryLocation,
@@ -33,7 +33,7 @@ from relive.replay.ids import flatten_ids, write_mutable_leaves
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
 from relive.storage.allocator import supports_persistent_memory
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 
 
 class ShardReader:

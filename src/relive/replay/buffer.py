@@ -14,7 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.checkpoint.snapshot import Rows, SnapshotReader, State, register_buffer
+from relive.checkpoint.snapshot import Rows, State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, NotReadyError, SchemaError, explain, warn_user
 from relive.kernels import complete
@@ -72,7 +72,7 @@ from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers
 from relive.storage import LocalAllocator, Memory
 from relive.storage.allocator import require_host_memory
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 from relive.storage.disk import reopen_disk_memory
 
 _NO_MEASUREMENTS: Mapping[str, Any] = {}

@@ -8,7 +8,6 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 
 from relive import kernels
-from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import IncompatibleCheckpoint, SchemaError, explain
 from relive.replay.backend import Backend
 from relive.replay.native_backend import NativeBackend
@@ -20,7 +19,7 @@ from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms
 from relive.statistics.observers import read_saved_observers
 from relive.storage import Memory
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 
 
 def make_backend(rows: RowStorage) -> Backend:

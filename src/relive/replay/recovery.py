@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.checkpoint.snapshot import State
 from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
 from relive.replay.native_backend import NativeBackend
 from relive.replay.ring import MAX_ROWS_PER_STEP, TRANSITION, Ring, check_ring
 from relive.replay.samplers.registry import load_sampler_state
 from relive.storage import disk
-from relive.storage.codec import tensor_bytes
+from relive.storage.codec import SnapshotReader, tensor_bytes
 from relive.storage.disk import Commit
 
 if TYPE_CHECKING:

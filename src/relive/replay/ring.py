@@ -19,13 +19,12 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from relive.checkpoint.snapshot import SnapshotReader
 from relive.errors import explain
 from relive.kernels import complete
 from relive.kernels.torch_ops import cached_arange
 from relive.schema.invariants import to_host_array
 from relive.storage import Allocator
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 
 MAX_ROWS_PER_STEP = 4
 """Maximum number of rows per step: a cut pending row, the step itself, the final row, and a row for `cut()`."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.checkpoint.snapshot import Rows, SnapshotReader, State
+from relive.checkpoint.snapshot import Rows, State
 from relive.errors import SchemaError, explain
 from relive.kernels.torch_ops import add_axes
 from relive.replay.ring import EMPTY, Ring
@@ -25,6 +25,7 @@ from relive.schema.conversion import (
 )
 from relive.schema.fields import Mutable, Path, Schema, Stacked, caller_field
 from relive.storage import Allocator
+from relive.storage.codec import SnapshotReader
 
 
 class RowStorage:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.checkpoint.snapshot import State
 from relive.errors import SchemaError, explain, verify
 from relive.kernels.steps import StepFlattener
 from relive.replay.row_storage import RowStorage
@@ -18,6 +18,7 @@ from relive.schema.checks import check_keys
 from relive.schema.conversion import EnvIdConverter, as_tensor, path_name
 from relive.schema.fields import caller_shape
 from relive.schema.invariants import verify_layout
+from relive.storage.codec import SnapshotReader
 
 _NO_FIELDS: dict[str, Any] = {}
 

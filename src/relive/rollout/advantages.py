@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.checkpoint.snapshot import State
 from relive.errors import NotReadyError, SchemaError, explain, explain_infinite_rewards, verify, warn_user
 from relive.estimators import gae
 from relive.kernels import complete
@@ -20,7 +20,7 @@ from relive.schema.autoreset import find_final_obs, flags_to_host
 from relive.schema.conversion import as_tensor, convert, convert_leaves, path_name
 from relive.schema.fields import DTYPES, ROLLOUT_BATCH_FIELDS, Field, Path, Schema, named_leaves
 from relive.schema.invariants import same_bits, verify_layout
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
 """Bootstrap value of a truncated step. True: V(final observation); False: 0; "own_value": V(the step's observation)."""

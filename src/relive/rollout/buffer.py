@@ -12,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.checkpoint.snapshot import SnapshotReader, State, register_buffer
+from relive.checkpoint.snapshot import State, register_buffer
 from relive.checkpoint.state_dict import StateDictMixin
 from relive.errors import BufferFullError, SchemaError, explain
 from relive.kernels import complete
@@ -48,7 +48,7 @@ from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers, read_saved_observers
 from relive.storage import Memory
 from relive.storage.allocator import require_host_memory
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 
 _NO_MEASUREMENTS: Mapping[str, Any] = {}
 _DECLARED_FIELDS, _FLAG_FIELDS = ("obs", "action", "reward", "value"), ("terminated", "truncated")

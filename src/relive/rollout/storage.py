@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.checkpoint.snapshot import State
 from relive.errors import InvariantError, NotReadyError, SchemaError, explain, verify
 from relive.kernels import complete
 from relive.kernels.sequences import find_reset_rows
@@ -24,6 +24,7 @@ from relive.schema.invariants import overflow_warnings, verify_addresses, verify
 from relive.statistics.counting import lock
 from relive.statistics.observers import Observers
 from relive.storage import Memory
+from relive.storage.codec import SnapshotReader
 
 
 class FinalRows(NamedTuple):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relive import kernels
-from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.checkpoint.snapshot import State
 from relive.checkpoint.state_dict import pack_arrays, unpack_arrays
 from relive.errors import SchemaError, explain
 from relive.schema.conversion import as_device
+from relive.storage.codec import SnapshotReader
 
 if TYPE_CHECKING:
     from relive.kernels._native import Counters

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.checkpoint.snapshot import SnapshotReader, State
+from relive.checkpoint.snapshot import State
 from relive.errors import SchemaError, explain, verify
 from relive.schema.autoreset import read_info_numbers
 from relive.schema.conversion import path_name
@@ -20,7 +20,7 @@ from relive.schema.suggestions import NAME_PATTERN
 from relive.statistics.counting import claim_for_buffer, make_counters
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 
 if TYPE_CHECKING:
     from relive.kernels._native import Counters

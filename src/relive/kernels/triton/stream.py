@@ -19,7 +19,7 @@ from relive.kernels.triton.launching import SIZES, launch, split_into_programs
 from relive.rng import Randomness
 
 if TYPE_CHECKING:
-    from relive.checkpoint.snapshot import SnapshotReader
+    from relive.storage.codec import SnapshotReader
 
 CELL = tl.constexpr(16)
 """Number of adjacent positions that share a counter; a program draws for a multiple of it."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.snapshot import SnapshotReader, sum_bytes
+from relive.checkpoint.snapshot import sum_bytes
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.replay import samplers
 from relive.replay.samplers.sampler import Sampler
-from relive.storage.codec import JsonNode
+from relive.storage.codec import JsonNode, SnapshotReader
 
 _MAX_SLOT_BYTES = 64
 """Maximum bytes per slot of a saved sampler."""
